@@ -78,13 +78,15 @@ type run struct {
 	message proto.Message
 	ctx     handlerContext
 	state   atomic.Uint32
+	// leasedAt is when the lease was asked for, on the processor's monotonic clock, as validUntil.
+	leasedAt time.Duration
+	// replaced: the handler was abandoned and its worker's place is taken or gone.
+	replaced atomic.Bool
 	// validUntil is when the lease ends if no renewal succeeds, counted from when the request was sent
 	// (nanoseconds on the processor's monotonic clock).
 	validUntil atomic.Int64
 	// lost is set when the processor knows, or must assume, that the lease is gone.
 	lost atomic.Bool
-	// shutdown is set when the handler was cancelled because the processor is stopping.
-	shutdown atomic.Bool
 }
 
 func (l *Lease) advance(from, to uint32) bool { return l.run.state.CompareAndSwap(from, to) }
@@ -116,13 +118,15 @@ func (l *Lease) AbortComplete(err error) {
 // handlerContext is a context that becomes a real, cancellable one only when somebody looks: most handlers never do,
 // and building one for each message costs more than all the rest of the engine.
 type handlerContext struct {
-	base   context.Context
-	lease  *Lease
-	mu     sync.Mutex
-	real   context.Context
-	cancel context.CancelCauseFunc
-	ended  bool
-	cause  error
+	base  context.Context
+	lease *Lease
+	// deadline is set before the handler sees the context; zero = that of base.
+	deadline time.Time
+	mu       sync.Mutex
+	real     context.Context
+	cancel   context.CancelCauseFunc
+	ended    bool
+	cause    error
 }
 
 func (c *handlerContext) materialise() context.Context {
@@ -157,9 +161,15 @@ func (c *handlerContext) endedBy() error {
 	return c.cause
 }
 
-func (c *handlerContext) Deadline() (time.Time, bool) { return c.base.Deadline() }
-func (c *handlerContext) Done() <-chan struct{}       { return c.materialise().Done() }
-func (c *handlerContext) Err() error                  { return c.materialise().Err() }
+func (c *handlerContext) Deadline() (time.Time, bool) {
+	if c.deadline.IsZero() {
+		return c.base.Deadline()
+	}
+	return c.deadline, true
+}
+
+func (c *handlerContext) Done() <-chan struct{} { return c.materialise().Done() }
+func (c *handlerContext) Err() error            { return c.materialise().Err() }
 
 func (c *handlerContext) Value(key any) any {
 	if _, ok := key.(deliveryKey); ok {

@@ -58,7 +58,7 @@ type Subscription struct {
 // Feed is one processor's hold on one queue. Its methods may be called concurrently.
 //
 // Lease, Renew and Settle honour their context. An error from them means that nothing is known about the elements
-// whose result is [Unknown].
+// whose result is [ResultUnknown].
 type Feed interface {
 	// Lease fills dst[:n] with due envelopes, like an [io.Reader] fills bytes, approximately in order of arrival.
 	// It never waits for messages to come: n = 0 with a nil error means that there is nothing, and that Wake will be
@@ -67,7 +67,7 @@ type Feed interface {
 	Lease(ctx context.Context, dst []Lease) (n int, err error)
 	// Renew extends leases to the policy's duration from the store's now; results in place: OK, Lost, Busy, Cancelled.
 	Renew(ctx context.Context, batch []Renewal) error
-	// Settle ends leases; results in place: OK, Lost, Busy, Rejected, and StillLeased for [Verify].
+	// Settle ends leases; results in place: OK, Lost, Busy, Rejected, and StillLeased for [SettleVerify].
 	// An error that matches [ErrUnstorable] says that nothing was written because of the data of some element.
 	Settle(ctx context.Context, batch []Settlement) error
 	// Stop ends intake: Lease answers [ErrFeedStopped] from here on, and what the backend buffered unleased goes back.
@@ -108,20 +108,20 @@ type Lease struct {
 type Result uint8
 
 const (
-	// Unknown: not answered. Tried again while the lease can be valid.
-	Unknown Result = iota
-	// OK: done. For [Verify]: the envelope is gone, its transaction committed.
-	OK
-	// Lost: the lease is someone else's, or no one's.
-	Lost
-	// Busy: mine, but locked by another transaction. Neither extended nor lost.
-	Busy
-	// Cancelled: an operator took the envelope away.
-	Cancelled
-	// Rejected: this element can never be stored as it is.
-	Rejected
-	// StillLeased answers Verify: the envelope is still there and still mine.
-	StillLeased
+	// ResultUnknown: not answered. Tried again while the lease can be valid.
+	ResultUnknown Result = iota
+	// ResultOK: done. For [SettleVerify]: the envelope is gone, its transaction committed.
+	ResultOK
+	// ResultLost: the lease is someone else's, or no one's.
+	ResultLost
+	// ResultBusy: mine, but locked by another transaction. Neither extended nor lost.
+	ResultBusy
+	// ResultCancelled: an operator took the envelope away.
+	ResultCancelled
+	// ResultRejected: this element can never be stored as it is.
+	ResultRejected
+	// ResultStillLeased answers SettleVerify: the envelope is still there and still mine.
+	ResultStillLeased
 )
 
 // Renewal asks to keep one lease.
@@ -134,20 +134,20 @@ type Renewal struct {
 type SettlementKind uint8
 
 const (
-	// Complete: handled.
-	Complete SettlementKind = iota
-	// Retry: due again after Delay; the attempt stays spent.
-	Retry
-	// Defer: due again after Delay; the attempt is given back, and a counter of deferrals grows.
-	Defer
-	// Release: due now, at once visible to others; the attempt is given back. With Started, Interruptions grows.
-	Release
-	// DeadLetter: moved to DeadLetterQueue for Reason, keeping everything.
-	DeadLetter
-	// Discard: deleted where a dead letter would be, by explicit opt-out.
-	Discard
-	// Verify asks whether the handler's own transaction has completed the envelope; it changes nothing.
-	Verify
+	// SettleComplete: handled.
+	SettleComplete SettlementKind = iota
+	// SettleRetry: due again after Delay; the attempt stays spent.
+	SettleRetry
+	// SettleDefer: due again after Delay; the attempt is given back, and a counter of deferrals grows.
+	SettleDefer
+	// SettleRelease: due now, at once visible to others; the attempt is given back. With Started, Interruptions grows.
+	SettleRelease
+	// SettleDeadLetter: moved to DeadLetterQueue for Reason, keeping everything.
+	SettleDeadLetter
+	// SettleDiscard: deleted where a dead letter would be, by explicit opt-out.
+	SettleDiscard
+	// SettleVerify asks whether the handler's own transaction has completed the envelope; it changes nothing.
+	SettleVerify
 )
 
 func (k SettlementKind) String() string {

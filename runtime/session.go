@@ -1,0 +1,409 @@
+package leasebus
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// leaseBatch is the most that one Lease asks for, settleBatch the most that one Settle carries.
+	leaseBatch  = 500
+	settleBatch = 500
+	// settlers is how many Settle calls of a session may be under way.
+	settlers = 2
+	// feedStopBound is the longest that a backend may take to hand back what it has buffered.
+	feedStopBound = 5 * time.Second
+	// slabLeases is the least that is allocated for leases at once.
+	slabLeases = 64
+
+	// The look-ahead covers what the handlers finish during three round trips of Lease, within these bounds.
+	minLookAheadWindow = 5 * time.Millisecond
+	maxLookAheadWindow = 100 * time.Millisecond
+)
+
+// session is one subscription of one queue: it leases, renews and settles until it is stopped and its last lease ends.
+// Pausing stops it, resuming starts another.
+type session struct {
+	p     *Processor
+	queue *queue
+	feed  Feed
+
+	// ctx ends when the session is given up; calls to the backend hang on it.
+	ctx  context.Context
+	quit context.CancelFunc
+	done sync.WaitGroup
+
+	wake  chan struct{} // Lease may return something
+	room  chan struct{} // there may be room for leases again
+	check chan struct{} // renew now
+	kick  chan struct{} // there are settlements
+
+	// starved is set while the leaser waits for room; roomMark is the in-flight count below which it has some.
+	starved  atomic.Bool
+	roomMark atomic.Int64
+	// leased counts leases that are neither settled nor given up.
+	leased atomic.Int64
+
+	lookAhead int64 // of the leaser
+	sampledAt time.Time
+	sampled   int64
+	spare     []Lease
+
+	mu       sync.Mutex
+	stopping bool
+	leasing  bool          // a Lease call is under way
+	stopped  chan struct{} // closed with stopping
+	empty    chan struct{} // closed when nothing is leased and nothing will be
+	over     bool          // no settlement is sent any more
+	slabs    slabList
+	pending  []Settlement
+}
+
+// slab is the leases of one Lease call, which share memory.
+type slab struct {
+	leases     []Lease
+	live       atomic.Int32
+	prev, next *slab
+}
+
+// slabList holds the slabs that have live leases: what the heartbeat walks.
+type slabList struct{ first, last *slab }
+
+func (l *slabList) add(s *slab) {
+	s.prev = l.last
+	if l.last == nil {
+		l.first = s
+	} else {
+		l.last.next = s
+	}
+	l.last = s
+}
+
+func (l *slabList) remove(s *slab) {
+	if s.prev == nil {
+		l.first = s.next
+	} else {
+		s.prev.next = s.next
+	}
+	if s.next == nil {
+		l.last = s.prev
+	} else {
+		s.next.prev = s.prev
+	}
+	s.prev, s.next = nil, nil
+}
+
+func nudge(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// openSession subscribes; run starts the work.
+func (p *Processor) openSession(ctx context.Context, q *queue) (*session, error) {
+	s := &session{
+		p: p, queue: q,
+		wake: make(chan struct{}, 1), room: make(chan struct{}, 1),
+		check: make(chan struct{}, 1), kick: make(chan struct{}, 1),
+		stopped: make(chan struct{}), empty: make(chan struct{}),
+	}
+	feed, err := p.source.Subscribe(ctx, Subscription{
+		Queue: q.policy.Queue, Types: q.types, Owner: p.owner, Policy: q.policy, Concurrency: q.backlog.limit,
+		Wake:  func() { nudge(s.wake) },
+		Check: func() { nudge(s.check) },
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.feed = feed
+	s.ctx, s.quit = context.WithCancel(context.Background())
+	return s, nil
+}
+
+func (s *session) run() {
+	s.done.Go(s.leaseLoop)
+	s.done.Go(s.heartbeatLoop)
+	for range settlers {
+		s.done.Go(s.settleLoop)
+	}
+}
+
+// stop ends leasing. What is leased already goes on. Safe to call twice.
+func (s *session) stop() {
+	s.mu.Lock()
+	first := !s.stopping
+	if first {
+		s.stopping = true
+		close(s.stopped)
+		s.noticeEmpty()
+	}
+	s.mu.Unlock()
+	if !first {
+		return
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, feedStopBound)
+	defer cancel()
+	if err := s.feed.Stop(ctx); err != nil {
+		s.p.log.Warn("leasebus: stop of a feed failed", "queue", s.queue.policy.Queue, "error", err)
+	}
+}
+
+// release gives back what is leased and not started.
+func (s *session) release() {
+	for _, l := range s.p.dispatcher.withdraw(s) {
+		if l.advance(stateHeld, stateSettling) {
+			s.queue.leaveSlot()
+			s.settle(Settlement{Lease: l, Kind: SettleRelease})
+		}
+	}
+}
+
+// close gives up what is left and waits until the session's goroutines are gone. Safe to call twice.
+func (s *session) close() {
+	s.quit()
+	s.done.Wait()
+	s.p.forget(s)
+	if err := s.feed.Close(); err != nil {
+		s.p.log.Warn("leasebus: close of a feed failed", "queue", s.queue.policy.Queue, "error", err)
+	}
+}
+
+// leaseLoop keeps the workers supplied.
+func (s *session) leaseLoop() {
+	defer s.queue.contends(false)
+	backoff := backoff{first: 50 * time.Millisecond, max: 10 * time.Second}
+	for hungry := true; ; {
+		want := 0
+		if hungry {
+			want = s.roomFor()
+		}
+		s.queue.contends(hungry && want == 0)
+		if want == 0 {
+			select {
+			case <-s.wake:
+				hungry = true
+			case <-s.room:
+			case <-s.stopped:
+				return
+			}
+			continue
+		}
+		select { // cleared before the round trip: a wake during it must not be lost
+		case <-s.wake:
+		default:
+		}
+		n, err := s.lease(want)
+		switch {
+		case err == nil:
+			hungry = n == want
+			backoff.reset()
+		case errors.Is(err, ErrFeedStopped), s.ctx.Err() != nil:
+			return
+		default:
+			s.p.stats.leaseErrors.Add(1)
+			s.p.log.WarnContext(s.ctx, "leasebus: leasing failed", "queue", s.queue.policy.Queue, "error", err, "failures", backoff.failures+1)
+			if !backoff.wait(s.stopped) {
+				return
+			}
+		}
+	}
+}
+
+// lease asks for up to want leases and hands them to the workers.
+func (s *session) lease(want int) (int, error) {
+	if !s.beginLeasing() {
+		return 0, ErrFeedStopped
+	}
+	defer s.endLeasing()
+	if len(s.spare) < want {
+		s.spare = make([]Lease, max(want, slabLeases))
+	}
+	sent := s.p.now()
+	started := time.Now()
+	n, err := s.feed.Lease(s.ctx, s.spare[:want])
+	s.observe(time.Since(started))
+	if n > 0 {
+		leases := s.spare[:n:n]
+		s.spare = s.spare[n:]
+		s.accept(leases, sent)
+	}
+	return n, err
+}
+
+func (s *session) beginLeasing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leasing = !s.stopping
+	return s.leasing
+}
+
+func (s *session) endLeasing() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leasing = false
+	s.noticeEmpty()
+}
+
+// accept takes leases over from the backend.
+func (s *session) accept(leases []Lease, sent time.Duration) {
+	valid := sent + s.queue.policy.Lease.Duration
+	block := &slab{leases: leases}
+	block.live.Store(int32(len(leases))) //nolint:gosec // at most leaseBatch
+	for i := range leases {
+		r := &leases[i].run
+		r.queue, r.session, r.slab = s.queue, s, block
+		r.leasedAt = sent
+		r.ctx.base, r.ctx.lease = s.p.base, &leases[i]
+		r.validUntil.Store(int64(valid))
+	}
+	s.p.stats.leased.Add(int64(len(leases)))
+	s.p.stats.held.Add(int64(len(leases)))
+	s.queue.inFlight.Add(int64(len(leases)))
+	s.leased.Add(int64(len(leases)))
+
+	s.mu.Lock()
+	s.slabs.add(block)
+	late := s.p.now() >= valid-s.queue.margin()
+	held := !s.stopping && !late
+	if held {
+		s.p.dispatcher.push(s.queue, leases)
+	}
+	s.mu.Unlock()
+	if held {
+		return
+	}
+	// Too late to be worked on, or nobody is to start anything any more. The release is fenced, so it harms nobody if
+	// the lease is gone.
+	for i := range leases {
+		if leases[i].advance(stateHeld, stateSettling) {
+			s.queue.leaveSlot()
+			s.settle(Settlement{Lease: &leases[i], Kind: SettleRelease})
+		}
+	}
+}
+
+// observe adapts the look-ahead to what the handlers finish during a few round trips: fast handlers get full batches,
+// slow ones hoard nothing. It falls slowly, so that one pause does not starve the next burst.
+func (s *session) observe(roundTrip time.Duration) {
+	now, finished := time.Now(), s.queue.finished.Load()
+	elapsed := now.Sub(s.sampledAt)
+	if elapsed < time.Millisecond {
+		return
+	}
+	window := min(max(3*roundTrip, minLookAheadWindow), maxLookAheadWindow)
+	target := int64(float64(finished-s.sampled) * float64(window) / float64(elapsed))
+	target = min(target, s.p.options.lookAhead)
+	if target < s.lookAhead {
+		target = s.lookAhead - (s.lookAhead-target+7)/8
+	}
+	s.lookAhead, s.sampledAt, s.sampled = target, now, finished
+}
+
+// roomFor says how many leases are worth asking for now: 0 = none, and the leaser will be nudged when there is room.
+func (s *session) roomFor() int {
+	q := s.queue
+	capacity := int64(s.p.slotsFor(q)) + s.lookAhead
+	batch := min(int64(leaseBatch), capacity)
+	waiting, _ := s.p.dispatcher.count(q)
+	// While others wait to be run, a whole half batch is worth waiting for; idle workers are not.
+	least := int64(1)
+	if waiting > 0 {
+		least = max(batch/2, 1)
+	}
+	room := func() int64 {
+		if s.backlog() > 4*settleBatch { // settling is behind: more leases would only expire
+			return 0
+		}
+		return min(capacity-q.inFlight.Load(), batch)
+	}
+	if free := room(); free >= least {
+		return int(free)
+	}
+	s.roomMark.Store(capacity - least)
+	s.starved.Store(true)
+	if free := room(); free >= least { // it came while the flag was being set
+		s.starved.Store(false)
+		return int(free)
+	}
+	return 0
+}
+
+func (s *session) backlog() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.pending)
+}
+
+// leaveSlot takes a lease out of the in-flight count, and lets the leaser know if it waited for that.
+func (q *queue) leaveSlot() {
+	n := q.inFlight.Add(-1)
+	q.finished.Add(1)
+	if s := q.current.Load(); s != nil && s.starved.Load() && n <= s.roomMark.Load() {
+		s.offerRoom()
+	}
+}
+
+func (s *session) offerRoom() {
+	if s.starved.CompareAndSwap(true, false) {
+		nudge(s.room)
+	}
+}
+
+// ended is the end of a lease, settled or not.
+func (s *session) ended(l *Lease) {
+	l.run.state.Store(stateDone)
+	s.p.stats.held.Add(-1)
+	lastOfSlab := l.run.slab.live.Add(-1) == 0
+	lastOfAll := s.leased.Add(-1) == 0
+	if !lastOfSlab && !lastOfAll {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if lastOfSlab {
+		s.slabs.remove(l.run.slab)
+	}
+	s.noticeEmpty()
+}
+
+// noticeEmpty closes empty when nothing is leased and nothing can be any more. Call it with the lock held.
+func (s *session) noticeEmpty() {
+	if !s.stopping || s.leasing || s.leased.Load() != 0 {
+		return
+	}
+	select {
+	case <-s.empty:
+	default:
+		close(s.empty)
+	}
+}
+
+// backoff is the wait between two tries of something that fails: doubling, with full jitter on the upper half.
+type backoff struct {
+	first, max time.Duration
+	failures   int
+}
+
+func (b *backoff) reset() { b.failures = 0 }
+
+func (b *backoff) next() time.Duration {
+	b.failures++
+	r := RetryPolicy{Initial: b.first, Max: b.max, Multiplier: 2, Jitter: 0.5}
+	return r.jittered(r.delay(b.failures))
+}
+
+// wait returns false if stop came first.
+func (b *backoff) wait(stop <-chan struct{}) bool {
+	timer := time.NewTimer(b.next())
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-stop:
+		return false
+	}
+}
