@@ -185,6 +185,10 @@ func (p *Policy) Problems() []PolicyProblem {
 	if p.Idempotency != nil {
 		c.positive("idempotency.retention", p.Idempotency.Retention)
 		c.positive("idempotency.in_progress_delay", p.Idempotency.InProgressDelay)
+		// S46: a claim lasts as long as the lease; a key forgotten earlier would let a second delivery in.
+		c.rule(p.Idempotency.Retention >= p.Lease.Duration, "idempotency.retention",
+			"%v is shorter than lease.duration %v: the key would be forgotten while its message may still be worked on; make it at least as long",
+			p.Idempotency.Retention, p.Lease.Duration)
 		// S31: a key must outlive the dead letter that may be requeued with it.
 		c.rule(p.DeadLetter.Retention == 0 || p.Idempotency.Retention >= p.DeadLetter.Retention, "idempotency.retention",
 			"%v is shorter than dead_letter.retention %v: a requeued dead letter would no longer be known as handled; make it at least as long",
