@@ -3,10 +3,21 @@ module github.com/leasebus/leasebus
 go 1.25.0
 
 require (
-	github.com/dave/jennifer v1.7.1 // indirect
+	github.com/dave/jennifer v1.7.1
+	github.com/google/uuid v1.6.0
+	google.golang.org/protobuf v1.36.12
+)
+
+require (
 	github.com/google/go-cmp v0.7.0 // indirect
-	github.com/google/uuid v1.6.0 // indirect
+	github.com/rogpeppe/go-internal v1.16.0 // indirect
 	go.uber.org/goleak v1.3.0 // indirect
-	google.golang.org/protobuf v1.36.12 // indirect
+	golang.org/x/sync v0.8.0 // indirect
+	golang.org/x/tools v0.26.0 // indirect
 	pgregory.net/rapid v1.3.0 // indirect
+)
+
+tool (
+	github.com/leasebus/leasebus/cmd/protoc-gen-leasebus
+	google.golang.org/protobuf/cmd/protoc-gen-go
 )
