@@ -87,7 +87,7 @@ func (m *TypedManager[M]) DeadLetters(ctx context.Context, f Filter) iter.Seq2[T
 	return func(yield func(TypedDeadLetter[M], error) bool) {
 		for page, err := range m.pages(ctx, f) {
 			if err != nil {
-				yield(TypedDeadLetter[M]{}, err)
+				yield(TypedDeadLetter[M]{}, m.failed("list", err))
 				return
 			}
 			for i := range page {
@@ -328,7 +328,7 @@ func (m *TypedManager[M]) pages(ctx context.Context, f Filter) iter.Seq2[[]DeadL
 		for after := Cursor(""); ; {
 			page, err := m.store.DeadLetters(ctx, m.policy.Queue, f, after, managerPage)
 			if err != nil {
-				yield(nil, m.failed("list", err))
+				yield(nil, err)
 				return
 			}
 			if len(page) > 0 && !yield(page, nil) || len(page) < managerPage {

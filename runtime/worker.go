@@ -232,6 +232,7 @@ func (p *Processor) abandonStuck(l *Lease) {
 		p.abandoned.Add(-1)
 		return
 	}
+	p.stats.abandoned.Add(1)
 	p.log.Error("leasebus: handler ignores its timeout and is abandoned", "queue", l.Queue, "type", l.Type, "id", l.ID,
 		"attempt", l.Attempt, "timeout", q.policy.Timeout, "abandoned", stuck)
 	err := errors.Join(l.run.ctx.endedBy(), errors.New("the handler did not return"))

@@ -1,0 +1,837 @@
+package leasebus_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	leasebus "github.com/leasebus/leasebus/runtime"
+	"github.com/leasebus/leasebus/runtime/memory"
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// faults puts itself between the engine and a store. A nil function passes the call on.
+type faults struct {
+	leasebus.Source
+	subscribe func() error
+	lease     func(ctx context.Context, pass func() (int, error)) (int, error)
+	renew     func(ctx context.Context, batch []leasebus.Renewal, pass func() error) error
+	settle    func(ctx context.Context, batch []leasebus.Settlement, pass func() error) error
+}
+
+type faultyFeed struct {
+	leasebus.Feed
+	*faults
+}
+
+func (f *faults) Subscribe(ctx context.Context, s leasebus.Subscription) (leasebus.Feed, error) {
+	if f.subscribe != nil {
+		if err := f.subscribe(); err != nil {
+			return nil, err
+		}
+	}
+	feed, err := f.Source.Subscribe(ctx, s)
+	return faultyFeed{feed, f}, err
+}
+
+func (f faultyFeed) Lease(ctx context.Context, dst []leasebus.Lease) (int, error) {
+	pass := func() (int, error) { return f.Feed.Lease(ctx, dst) }
+	if f.lease != nil {
+		return f.lease(ctx, pass)
+	}
+	return pass()
+}
+
+func (f faultyFeed) Renew(ctx context.Context, batch []leasebus.Renewal) error {
+	pass := func() error { return f.Feed.Renew(ctx, batch) }
+	if f.renew != nil {
+		return f.renew(ctx, batch, pass)
+	}
+	return pass()
+}
+
+func (f faultyFeed) Settle(ctx context.Context, batch []leasebus.Settlement) error {
+	pass := func() error { return f.Feed.Settle(ctx, batch) }
+	if f.settle != nil {
+		return f.settle(ctx, batch, pass)
+	}
+	return pass()
+}
+
+var errStoreAway = errors.New("the store is away")
+
+// rig is a processor over a memory store with faults between them, inside a synctest bubble.
+type rig struct {
+	*testing.T
+	faults
+	store     *memory.Store
+	policy    leasebus.Policy
+	processor *leasebus.Processor
+	handler   func(ctx context.Context, text string) error
+	ran       chan error // Run's answer
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	store := memory.New()
+	policy := leasebus.DefaultPolicy("google.protobuf.StringValue", "queue")
+	policy.Lease = leasebus.LeasePolicy{Duration: 40 * time.Second, Heartbeat: 10 * time.Second}
+	policy.Retry = leasebus.RetryPolicy{MaxAttempts: 3, Initial: time.Second, Multiplier: 1}
+	policy.RetainCompleted = time.Hour
+	return &rig{T: t, faults: faults{Source: store}, store: store, policy: policy, ran: make(chan error, 1)}
+}
+
+func (r *rig) publish(texts ...string) []leasebus.Receipt {
+	r.Helper()
+	publisher, err := leasebus.NewTypedPublisher[*wrapperspb.StringValue](&r.policy, r.store)
+	if err != nil {
+		r.Fatal(err)
+	}
+	messages := make([]*wrapperspb.StringValue, len(texts))
+	for i, text := range texts {
+		messages[i] = wrapperspb.String(text)
+	}
+	receipts, err := publisher.PublishBatch(r.Context(), messages)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return receipts
+}
+
+func (r *rig) start(opts ...leasebus.ProcessorOption) {
+	r.Helper()
+	p, err := leasebus.NewProcessor(&r.faults, append([]leasebus.ProcessorOption{leasebus.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.processor = p
+	err = leasebus.RegisterHandler(p, &r.policy, func(ctx context.Context, m *wrapperspb.StringValue) error { return r.handler(ctx, m.GetValue()) })
+	if err != nil {
+		r.Fatal(err)
+	}
+	go func() { r.ran <- p.Run(context.WithoutCancel(r.Context())) }()
+}
+
+// stop drains and wants both answers to be want.
+func (r *rig) stop() error {
+	r.Helper()
+	err := r.processor.Drain(context.Background())
+	if ran := <-r.ran; fmt.Sprint(ran) != fmt.Sprint(err) {
+		r.Errorf("Drain answered %v, Run answered %v", err, ran)
+	}
+	return err
+}
+
+func (r *rig) mustStop() {
+	r.Helper()
+	if err := r.stop(); err != nil {
+		r.Error(err)
+	}
+}
+
+func (r *rig) stats() leasebus.QueueStats {
+	r.Helper()
+	stats, err := r.store.Stats(context.Background(), r.policy.Queue)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return stats
+}
+
+func (r *rig) wantStats(want leasebus.QueueStats) {
+	r.Helper()
+	got := r.stats()
+	got.OldestDueAge = 0
+	if got != want {
+		r.Errorf("store: %+v\nwant:  %+v", got, want)
+	}
+}
+
+// wantCounters compares the counters of the processor, Leased and the errors left out.
+func (r *rig) wantCounters(want leasebus.ProcessorStats) {
+	r.Helper()
+	got := r.processor.Stats()
+	got.Leased, got.LeaseErrors, got.RenewErrors, got.SettleErrors = 0, 0, 0, 0
+	if got != want {
+		r.Errorf("counters: %+v\nwant:     %+v", got, want)
+	}
+}
+
+func bubble(t *testing.T, test func(*rig)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { test(newRig(t)) })
+}
+
+func TestHeartbeat_S6_C1_12_one_failed_round_harms_nobody(t *testing.T) {
+	bubble(t, func(r *rig) {
+		var rounds atomic.Int32
+		r.renew = func(_ context.Context, _ []leasebus.Renewal, pass func() error) error {
+			if rounds.Add(1) == 1 {
+				return errStoreAway
+			}
+			return pass()
+		}
+		r.handler = func(ctx context.Context, _ string) error {
+			time.Sleep(10 * time.Minute)
+			return ctx.Err()
+		}
+		r.publish("a")
+		r.start()
+		time.Sleep(11 * time.Minute)
+		r.wantStats(leasebus.QueueStats{Completed: 1})
+		r.wantCounters(leasebus.ProcessorStats{Succeeded: 1})
+		r.mustStop()
+	})
+}
+
+func TestHeartbeat_S6_C1_11_gives_up_before_the_lease_ends(t *testing.T) {
+	for name, renew := range map[string]func(context.Context, []leasebus.Renewal, func() error) error{
+		"error": func(context.Context, []leasebus.Renewal, func() error) error { return errStoreAway },
+		"silence": func(ctx context.Context, _ []leasebus.Renewal, _ func() error) error {
+			<-ctx.Done()
+			return ctx.Err()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(r *rig) {
+				r.renew = renew
+				begun := time.Now()
+				var ended time.Duration
+				var cause error
+				r.handler = func(ctx context.Context, _ string) error {
+					<-ctx.Done()
+					ended, cause = time.Since(begun), context.Cause(ctx)
+					return nil
+				}
+				r.publish("a")
+				r.start()
+				time.Sleep(time.Minute)
+				// 40 s of lease, counted from when it was asked for, less a tenth.
+				if ended != 36*time.Second || !errors.Is(cause, leasebus.ErrLeaseLost) {
+					t.Errorf("handler ended after %v with %v", ended, cause)
+				}
+				// The outcome is tried all the same: nobody has taken the message, so it counts.
+				r.wantStats(leasebus.QueueStats{Completed: 1})
+				r.wantCounters(leasebus.ProcessorStats{Succeeded: 1, LeaseLost: 1})
+				r.mustStop()
+			})
+		})
+	}
+}
+
+func TestHeartbeat_S5_S13_one_batch_for_all_and_busy_is_not_lost(t *testing.T) {
+	bubble(t, func(r *rig) {
+		var mu sync.Mutex
+		var batches []int
+		r.renew = func(_ context.Context, batch []leasebus.Renewal, pass func() error) error {
+			mu.Lock()
+			defer mu.Unlock()
+			batches = append(batches, len(batch))
+			if err := pass(); err != nil {
+				return err
+			}
+			batch[0].Result = leasebus.ResultBusy
+			return nil
+		}
+		r.handler = func(ctx context.Context, _ string) error {
+			time.Sleep(45 * time.Second)
+			return ctx.Err()
+		}
+		r.publish(make([]string, 50)...)
+		r.start(leasebus.WithConcurrency(50))
+		time.Sleep(50 * time.Second)
+		if want := []int{50, 50, 50, 50}; !slices.Equal(batches, want) {
+			t.Errorf("renewed %v, want %v", batches, want)
+		}
+		r.wantStats(leasebus.QueueStats{Completed: 50})
+		r.mustStop()
+	})
+}
+
+func TestHeartbeat_S5_renews_what_waits_for_a_worker(t *testing.T) {
+	bubble(t, func(r *rig) {
+		// Two queues on one worker: the second one's message is leased, and waits for longer than a lease.
+		other := r.policy
+		other.Queue, other.Type, other.DeadLetter.Queue = "other", "google.protobuf.BytesValue", "other.dlq"
+		var runs atomic.Int32
+		handle := func(ctx context.Context) error {
+			runs.Add(1)
+			time.Sleep(100 * time.Second)
+			return ctx.Err()
+		}
+		p, err := leasebus.NewProcessor(r.store, leasebus.WithConcurrency(1), leasebus.WithLogger(slog.New(slog.DiscardHandler)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = errors.Join(
+			leasebus.RegisterHandler(p, &r.policy, func(ctx context.Context, _ *wrapperspb.StringValue) error { return handle(ctx) }),
+			leasebus.RegisterHandler(p, &other, func(ctx context.Context, _ *wrapperspb.BytesValue) error { return handle(ctx) }),
+		)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.publish("a")
+		second, err := leasebus.NewTypedPublisher[*wrapperspb.BytesValue](&other, r.store)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := second.Publish(t.Context(), wrapperspb.Bytes(nil)); err != nil {
+			t.Fatal(err)
+		}
+		go func() { r.ran <- p.Run(context.Background()) }()
+		time.Sleep(90 * time.Second)
+		if runs.Load() != 1 || p.InFlight() != 1 || p.Held() != 1 {
+			t.Errorf("%d runs, %d in flight, %d held; want one of each", runs.Load(), p.InFlight(), p.Held())
+		}
+		time.Sleep(120 * time.Second)
+		if got := p.Stats(); got.Succeeded != 2 || got.LeaseLost != 0 || runs.Load() != 2 {
+			t.Errorf("%d runs, %+v", runs.Load(), got)
+		}
+		if err := errors.Join(p.Drain(context.Background()), <-r.ran); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestSettler_S16_waits_for_a_store_that_is_away(t *testing.T) {
+	bubble(t, func(r *rig) {
+		var away atomic.Bool
+		away.Store(true)
+		r.settle = func(_ context.Context, _ []leasebus.Settlement, pass func() error) error {
+			if away.Load() {
+				return errStoreAway
+			}
+			return pass()
+		}
+		r.handler = func(context.Context, string) error { return nil }
+		r.publish("a", "b", "c")
+		r.start()
+		time.Sleep(5 * time.Minute) // the heartbeat goes on: the leases stay valid
+		r.wantStats(leasebus.QueueStats{Processing: 3})
+		if calls := r.processor.Stats().SettleErrors; calls > 1000 {
+			t.Errorf("%d tries in five minutes", calls)
+		}
+		away.Store(false)
+		time.Sleep(5 * time.Second)
+		r.wantStats(leasebus.QueueStats{Completed: 3})
+		r.wantCounters(leasebus.ProcessorStats{Succeeded: 3})
+		r.mustStop()
+	})
+}
+
+func TestSettler_S16_C5_6_reports_what_cannot_be_settled(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.settle = func(context.Context, []leasebus.Settlement, func() error) error { return errStoreAway }
+		r.handler = func(context.Context, string) error { return nil }
+		receipts := r.publish("a", "b")
+		r.start()
+		time.Sleep(time.Second)
+		begun := time.Now()
+		var left *leasebus.DrainError
+		if err := r.stop(); !errors.As(err, &left) || left.UnsettledCount != 2 || !slices.Contains(left.Unsettled, receipts[0].ID) {
+			t.Errorf("drain answered %v", err)
+		}
+		if took := time.Since(begun); took > 5*time.Second {
+			t.Errorf("the drain took %v", took)
+		}
+		r.wantCounters(leasebus.ProcessorStats{SettleUnknown: 2})
+	})
+}
+
+func TestSettler_S16_gives_up_when_the_lease_has_ended(t *testing.T) {
+	bubble(t, func(r *rig) {
+		var away atomic.Bool
+		away.Store(true)
+		r.settle = func(_ context.Context, _ []leasebus.Settlement, pass func() error) error {
+			if away.Load() {
+				return errStoreAway
+			}
+			return pass()
+		}
+		r.renew = func(context.Context, []leasebus.Renewal, func() error) error { return errStoreAway }
+		var runs atomic.Int32
+		r.handler = func(context.Context, string) error {
+			if runs.Add(1) == 2 {
+				away.Store(false)
+			}
+			return nil
+		}
+		r.publish("a")
+		r.start()
+		time.Sleep(2 * time.Minute)
+		r.wantStats(leasebus.QueueStats{Completed: 1})
+		r.wantCounters(leasebus.ProcessorStats{Succeeded: 1, SettleUnknown: 1})
+		r.mustStop()
+	})
+}
+
+func TestSettler_S14_a_lost_answer_is_not_a_rejection(t *testing.T) {
+	bubble(t, func(r *rig) {
+		var calls atomic.Int32
+		r.settle = func(_ context.Context, _ []leasebus.Settlement, pass func() error) error {
+			err := pass()
+			if calls.Add(1) == 1 {
+				return errStoreAway // it was written, but nobody heard
+			}
+			return err
+		}
+		r.handler = func(context.Context, string) error { return nil }
+		r.publish("a")
+		r.start()
+		time.Sleep(time.Minute)
+		r.wantStats(leasebus.QueueStats{Completed: 1})
+		r.mustStop()
+	})
+}
+
+func TestSettler_S14_a_lost_answer_without_results_is_unknown(t *testing.T) {
+	bubble(t, func(r *rig) {
+		var calls atomic.Int32
+		r.settle = func(_ context.Context, batch []leasebus.Settlement, pass func() error) error {
+			err := pass()
+			if calls.Add(1) == 1 {
+				for i := range batch {
+					batch[i].Result = leasebus.ResultUnknown
+				}
+				return errStoreAway
+			}
+			return err
+		}
+		r.handler = func(context.Context, string) error { return nil }
+		r.publish("a")
+		r.start()
+		time.Sleep(time.Minute)
+		r.wantStats(leasebus.QueueStats{Completed: 1})
+		r.wantCounters(leasebus.ProcessorStats{SettleUnknown: 1})
+		r.mustStop()
+	})
+}
+
+func TestSettler_S14_a_renewal_cannot_lose_what_is_being_settled(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.settle = func(_ context.Context, _ []leasebus.Settlement, pass func() error) error {
+			time.Sleep(8 * time.Second)
+			return pass()
+		}
+		r.renew = func(_ context.Context, batch []leasebus.Renewal, _ func() error) error {
+			for i := range batch {
+				batch[i].Result = leasebus.ResultLost
+			}
+			return nil
+		}
+		var cancelled atomic.Bool
+		r.handler = func(ctx context.Context, _ string) error {
+			time.Sleep(5 * time.Second) // the settlement lasts from 5 s to 13 s, the renewal comes at 10 s
+			cancelled.Store(ctx.Err() != nil)
+			return nil
+		}
+		r.publish("a")
+		r.start()
+		time.Sleep(time.Minute)
+		if cancelled.Load() {
+			t.Error("the handler was cancelled")
+		}
+		r.wantStats(leasebus.QueueStats{Completed: 1})
+		r.wantCounters(leasebus.ProcessorStats{Succeeded: 1})
+		r.mustStop()
+	})
+}
+
+// refusing makes a settlement fail the way a database does: the whole batch, because of one element's data.
+func refusing(poisonous func(leasebus.Settlement) bool, calls *atomic.Int32) func(context.Context, []leasebus.Settlement, func() error) error {
+	return func(_ context.Context, batch []leasebus.Settlement, pass func() error) error {
+		calls.Add(1)
+		if slices.ContainsFunc(batch, poisonous) {
+			return fmt.Errorf("invalid byte sequence: %w", leasebus.ErrUnstorable)
+		}
+		return pass()
+	}
+}
+
+func TestSettler_S15_C3_1_C3_2_C3_3_one_bad_element_spoils_no_other(t *testing.T) {
+	bubble(t, func(r *rig) {
+		var calls atomic.Int32
+		r.settle = refusing(func(s leasebus.Settlement) bool { return s.Failure != nil && s.Failure.Text == "poison" }, &calls)
+		r.handler = func(_ context.Context, text string) error {
+			if text == "bad" {
+				return leasebus.Permanent(errors.New("poison"))
+			}
+			return nil
+		}
+		texts := make([]string, 41)
+		texts[17] = "bad"
+		receipts := r.publish(texts...)
+		r.start()
+		time.Sleep(time.Minute)
+		r.wantStats(leasebus.QueueStats{Completed: 40, DeadLettered: 1})
+		r.wantCounters(leasebus.ProcessorStats{Succeeded: 40, DeadLettered: 1})
+		dead, err := r.store.DeadLetters(t.Context(), "queue", leasebus.Filter{}, "", 10)
+		if err != nil || len(dead) != 1 || dead[0].ID != receipts[17].ID || dead[0].Error != "the store refused the text of this error" {
+			t.Errorf("dead letters: %+v, %v", dead, err)
+		}
+		if n := calls.Load(); n > 20 {
+			t.Errorf("%d calls to find one of 41", n)
+		}
+		r.mustStop()
+	})
+}
+
+func TestSettler_S15_what_can_never_be_stored_does_not_loop(t *testing.T) {
+	bubble(t, func(r *rig) {
+		var calls atomic.Int32
+		r.settle = refusing(func(s leasebus.Settlement) bool { return s.Kind == leasebus.SettleDeadLetter }, &calls)
+		r.handler = func(context.Context, string) error { return leasebus.Permanent(errors.New("poison")) }
+		r.publish("bad")
+		r.start()
+		time.Sleep(30 * time.Second)
+		if n := calls.Load(); n != 2 {
+			t.Errorf("%d calls, want one with the text and one without", n)
+		}
+		r.wantCounters(leasebus.ProcessorStats{SettleUnknown: 1})
+		r.wantStats(leasebus.QueueStats{Processing: 1}) // left to expire
+		r.mustStop()
+	})
+}
+
+func TestSettler_S13_busy_is_tried_again(t *testing.T) {
+	bubble(t, func(r *rig) {
+		busy := 3
+		r.settle = func(_ context.Context, batch []leasebus.Settlement, pass func() error) error {
+			if busy--; busy >= 0 {
+				batch[0].Result = leasebus.ResultBusy
+				return nil
+			}
+			return pass()
+		}
+		r.handler = func(context.Context, string) error { return nil }
+		r.publish("a")
+		r.start()
+		time.Sleep(time.Second)
+		r.wantStats(leasebus.QueueStats{Completed: 1})
+		r.wantCounters(leasebus.ProcessorStats{Succeeded: 1})
+		r.mustStop()
+	})
+}
+
+func TestSettler_S13_busy_for_ever_is_left_to_expire(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.settle = func(_ context.Context, batch []leasebus.Settlement, _ func() error) error {
+			batch[0].Result = leasebus.ResultBusy
+			return nil
+		}
+		r.handler = func(context.Context, string) error { return nil }
+		r.publish("a")
+		r.start(leasebus.WithConcurrency(1))
+		time.Sleep(41 * time.Second)
+		r.wantCounters(leasebus.ProcessorStats{SettleUnknown: 1})
+		r.mustStop()
+	})
+}
+
+// inTransaction makes handlers complete their message the way a backend's CompleteTx does, and answers Verify with
+// what verify says.
+func inTransaction(r *rig, verify func(call int) leasebus.Result) (renewed *atomic.Int32) {
+	renewed = new(atomic.Int32)
+	calls := 0
+	r.settle = func(_ context.Context, batch []leasebus.Settlement, pass func() error) error {
+		if batch[0].Kind != leasebus.SettleVerify {
+			return pass()
+		}
+		calls++
+		batch[0].Result = verify(calls)
+		return nil
+	}
+	r.renew = func(_ context.Context, batch []leasebus.Renewal, pass func() error) error {
+		renewed.Add(int32(len(batch)))
+		return pass()
+	}
+	return renewed
+}
+
+func TestCompleteTx_S17_the_row_tells_what_was_committed(t *testing.T) {
+	for name, tt := range map[string]struct {
+		verify   func(call int) leasebus.Result
+		answer   error
+		counters leasebus.ProcessorStats
+		failure  string
+	}{
+		"committed": {
+			verify:   func(int) leasebus.Result { return leasebus.ResultOK },
+			counters: leasebus.ProcessorStats{Succeeded: 1},
+		},
+		"committed, then an error": {
+			verify:   func(int) leasebus.Result { return leasebus.ResultOK },
+			answer:   errors.New("after the commit"),
+			counters: leasebus.ProcessorStats{Succeeded: 1},
+		},
+		"committing still": {
+			verify: func(call int) leasebus.Result {
+				if call < 3 {
+					return leasebus.ResultBusy
+				}
+				return leasebus.ResultOK
+			},
+			counters: leasebus.ProcessorStats{Succeeded: 1},
+		},
+		"rolled back in silence": {
+			verify:   func(int) leasebus.Result { return leasebus.ResultStillLeased },
+			counters: leasebus.ProcessorStats{DeadLettered: 1},
+			failure:  "the handler's transaction did not commit",
+		},
+		"rolled back with an error": {
+			verify:   func(int) leasebus.Result { return leasebus.ResultStillLeased },
+			answer:   errors.New("serialization failure"),
+			counters: leasebus.ProcessorStats{DeadLettered: 1},
+			failure:  "serialization failure",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(r *rig) {
+				r.policy.Retry = leasebus.NoRetry()
+				renewed := inTransaction(r, tt.verify)
+				r.handler = func(ctx context.Context, _ string) error {
+					lease, _ := leasebus.LeaseFrom(ctx)
+					if err := lease.BeginComplete(); err != nil {
+						t.Error(err)
+					}
+					if err := lease.BeginComplete(); err == nil {
+						t.Error("a lease was completed twice")
+					}
+					time.Sleep(25 * time.Second)
+					return tt.answer
+				}
+				r.publish("a")
+				r.start()
+				time.Sleep(30 * time.Second)
+				r.wantCounters(tt.counters)
+				if renewed.Load() != 0 {
+					t.Error("a lease was renewed while its transaction had the row")
+				}
+				dead, err := r.store.DeadLetters(t.Context(), "queue", leasebus.Filter{}, "", 1)
+				if err != nil || (len(dead) == 1) != (tt.failure != "") || len(dead) == 1 && dead[0].Error != tt.failure {
+					t.Errorf("dead letters %+v, %v", dead, err)
+				}
+				r.mustStop()
+			})
+		})
+	}
+}
+
+func TestCompleteTx_S17_refused_by_the_fence(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.handler = func(ctx context.Context, _ string) error {
+			lease, _ := leasebus.LeaseFrom(ctx)
+			if err := lease.BeginComplete(); err != nil {
+				return err
+			}
+			lease.AbortComplete(leasebus.ErrLeaseLost)
+			if !errors.Is(context.Cause(ctx), leasebus.ErrLeaseLost) {
+				t.Errorf("the handler goes on without a lease: %v", context.Cause(ctx))
+			}
+			return context.Cause(ctx)
+		}
+		r.policy.Retry = leasebus.NoRetry()
+		r.publish("a")
+		r.start()
+		time.Sleep(time.Second)
+		r.wantCounters(leasebus.ProcessorStats{DeadLettered: 1})
+		r.mustStop()
+	})
+}
+
+func TestTimeout_S11_C1_15_a_stuck_handler_is_abandoned(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.policy.Timeout = time.Minute
+		r.policy.Retry = leasebus.RetryPolicy{MaxAttempts: 2, Initial: time.Second, Multiplier: 1}
+		stuck := make(chan struct{})
+		var causes []error
+		r.handler = func(ctx context.Context, text string) error {
+			if text == "fine" {
+				return nil
+			}
+			if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) != time.Minute {
+				t.Errorf("deadline %v, %v", deadline, ok)
+			}
+			<-stuck
+			causes = append(causes, context.Cause(ctx))
+			return nil // too late
+		}
+		r.publish("stuck", "fine", "fine")
+		r.start(leasebus.WithConcurrency(1))
+		time.Sleep(5 * time.Minute)
+		r.wantStats(leasebus.QueueStats{Completed: 2, DeadLettered: 1})
+		// The first abandoned handler's worker was replaced; the concurrency is 1, so the second one's was not.
+		r.wantCounters(leasebus.ProcessorStats{Succeeded: 2, Failed: 1, DeadLettered: 1, Abandoned: 2})
+		if r.processor.InFlight() != 0 {
+			t.Errorf("%d in flight", r.processor.InFlight())
+		}
+		dead, err := r.store.DeadLetters(t.Context(), "queue", leasebus.Filter{}, "", 1)
+		if err != nil || dead[0].Reason != leasebus.ReasonExhausted || dead[0].Attempts != 2 {
+			t.Errorf("dead letters %+v, %v", dead, err)
+		}
+		close(stuck)
+		synctest.Wait()
+		for _, cause := range causes {
+			if !errors.Is(cause, leasebus.ErrHandlerTimeout) {
+				t.Errorf("cause %v", cause)
+			}
+		}
+		r.publish("fine")
+		time.Sleep(time.Second)
+		r.wantStats(leasebus.QueueStats{Completed: 3, DeadLettered: 1}) // the worker that was not replaced is back
+		r.wantCounters(leasebus.ProcessorStats{Succeeded: 3, Failed: 1, DeadLettered: 1, Abandoned: 2, AbandonedReturned: 2})
+		r.mustStop()
+	})
+}
+
+func TestTimeout_S7_is_an_ordinary_failure(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.policy.Timeout = time.Second
+		r.policy.Retry = leasebus.NoRetry()
+		r.handler = func(ctx context.Context, _ string) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		r.publish("slow")
+		r.start()
+		time.Sleep(3 * time.Second)
+		dead, err := r.store.DeadLetters(t.Context(), "queue", leasebus.Filter{}, "", 1)
+		if want := "leasebus: handler timed out after 1s: context canceled"; err != nil || len(dead) != 1 || dead[0].Error != want {
+			t.Errorf("dead letters %+v, %v", dead, err)
+		}
+		r.wantCounters(leasebus.ProcessorStats{DeadLettered: 1})
+		r.mustStop()
+	})
+}
+
+func TestLeasing_S54_a_store_that_is_away_costs_little(t *testing.T) {
+	bubble(t, func(r *rig) {
+		var away atomic.Bool
+		var calls atomic.Int32
+		away.Store(true)
+		r.lease = func(_ context.Context, pass func() (int, error)) (int, error) {
+			calls.Add(1)
+			if away.Load() {
+				return 0, errStoreAway
+			}
+			return pass()
+		}
+		r.handler = func(context.Context, string) error { return nil }
+		r.publish("a")
+		r.start()
+		time.Sleep(time.Hour)
+		if n := calls.Load(); n < 100 || n > 1000 {
+			t.Errorf("%d tries in an hour", n)
+		}
+		away.Store(false)
+		time.Sleep(10 * time.Second)
+		r.wantStats(leasebus.QueueStats{Completed: 1})
+		r.mustStop()
+	})
+}
+
+func TestLeasing_leases_that_arrive_too_late_go_back(t *testing.T) {
+	bubble(t, func(r *rig) {
+		late := 37 * time.Second
+		r.lease = func(_ context.Context, pass func() (int, error)) (int, error) {
+			n, err := pass()
+			time.Sleep(late) // the answer took most of the lease
+			late = 0
+			return n, err
+		}
+		var attempt int
+		r.handler = func(ctx context.Context, _ string) error {
+			d, _ := leasebus.DeliveryFrom(ctx)
+			attempt = d.Attempt()
+			return nil
+		}
+		r.publish("a")
+		r.start()
+		time.Sleep(time.Minute)
+		r.wantStats(leasebus.QueueStats{Completed: 1})
+		r.wantCounters(leasebus.ProcessorStats{Succeeded: 1, Released: 1})
+		if attempt != 1 {
+			t.Errorf("attempt %d: a lease that was never worked on was paid for", attempt)
+		}
+		r.mustStop()
+	})
+}
+
+func TestLookAhead_S2_slow_handlers_hoard_nothing(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.handler = func(context.Context, string) error {
+			time.Sleep(2 * time.Second)
+			return nil
+		}
+		r.publish(make([]string, 1000)...)
+		r.start(leasebus.WithConcurrency(4))
+		for range 60 {
+			time.Sleep(time.Second + 7*time.Millisecond)
+			if got := r.stats(); got.Processing > 6 {
+				t.Fatalf("%d leased for 4 slow workers", got.Processing)
+			}
+		}
+		r.mustStop()
+		if got := r.stats(); got.Processing != 0 || got.Completed < 100 {
+			t.Errorf("store: %+v", got)
+		}
+	})
+}
+
+func TestLookAhead_S2_0_is_free_slots_only(t *testing.T) {
+	bubble(t, func(r *rig) {
+		var most atomic.Int64
+		r.handler = func(context.Context, string) error {
+			most.Store(max(most.Load(), r.stats().Processing))
+			return nil
+		}
+		r.publish(make([]string, 1000)...)
+		r.start(leasebus.WithConcurrency(4), leasebus.WithLookAhead(0), leasebus.WithSettleLinger(0))
+		time.Sleep(time.Minute)
+		r.wantStats(leasebus.QueueStats{Completed: 1000})
+		r.mustStop()
+		// Handlers that have returned count until they are settled.
+		if n := most.Load(); n > 4+4*500 {
+			t.Errorf("%d leased at once", n)
+		}
+	})
+}
+
+func TestRefill_S26_never_waits_for_the_whole_batch(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.handler = func(_ context.Context, text string) error {
+			if text == "slow" {
+				time.Sleep(time.Hour)
+			}
+			time.Sleep(time.Second)
+			return nil
+		}
+		texts := make([]string, 101)
+		texts[0] = "slow"
+		r.publish(texts...)
+		r.start(leasebus.WithConcurrency(2))
+		time.Sleep(102 * time.Second)
+		r.wantStats(leasebus.QueueStats{Completed: 100, Processing: 1})
+		r.mustStop2(leasebus.DrainError{AbandonedCount: 1})
+	})
+}
+
+// mustStop2 drains and wants what is left to be as in want, ids aside.
+func (r *rig) mustStop2(want leasebus.DrainError) {
+	r.Helper()
+	var left *leasebus.DrainError
+	if err := r.stop(); !errors.As(err, &left) || left.AbandonedCount != want.AbandonedCount || left.UnsettledCount != want.UnsettledCount {
+		r.Errorf("drain answered %v, want %+v", err, want)
+	}
+	time.Sleep(2 * time.Hour) // the bubble ends when the abandoned handlers have returned
+}
