@@ -127,7 +127,7 @@ var orderShippedPolicy = leasebus.Policy{
 	DeadLetter: leasebus.DeadLetterPolicy{
 		Queue:        "orders.shipped.dead",
 		InvalidQueue: "orders.shipped.unreadable",
-		Retention:    time.Microsecond,
+		Retention:    604801 * time.Second,
 	},
 }
 

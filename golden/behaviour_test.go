@@ -1,0 +1,196 @@
+package golden
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/leasebus/leasebus/options"
+	leasebus "github.com/leasebus/leasebus/runtime"
+	"github.com/leasebus/leasebus/runtime/memory"
+)
+
+// TestLiteralsAreWhatTheAnnotationsMean holds the literal in the generated code against what the resolver makes of the
+// descriptor that is compiled into the program.
+func TestLiteralsAreWhatTheAnnotationsMean(t *testing.T) {
+	t.Parallel()
+	for _, m := range messages {
+		resolved, err := options.Resolve(m.empty().ProtoReflect().Descriptor())
+		if err != nil {
+			t.Errorf("%s: %v", m.fullName(), err)
+			continue
+		}
+		if diff := cmp.Diff(*resolved, m.policy()); diff != "" {
+			t.Errorf("%s: resolved (-) and generated (+) differ:\n%s", m.fullName(), diff)
+		}
+		if err := resolved.Validate(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestGeneratedCodeRuns takes each message its whole way: published, handled, failed, dead-lettered, requeued, handled.
+func TestGeneratedCodeRuns(t *testing.T) {
+	t.Parallel()
+	if len(messages) == 0 {
+		t.Fatal("the table of messages is empty; run go test ./golden -update")
+	}
+	for _, m := range messages {
+		t.Run(m.fullName(), func(t *testing.T) {
+			t.Parallel()
+			if p := m.policy(); p.Idempotency != nil || p.Ordering != nil || p.Retry.WaitInBrokerFrom != nil {
+				m.refused(t)
+				return
+			}
+			synctest.Test(t, m.run)
+		})
+	}
+}
+
+// TestOpaqueBuild compiles the hybrid API in its other form, in which no field can be touched.
+func TestOpaqueBuild(t *testing.T) {
+	t.Parallel()
+	cmd := exec.CommandContext(t.Context(), "go", "vet", "-tags", "protoopaque", "./edition2023/...")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// refused holds that settings which the runtime cannot honour yet are refused instead of ignored.
+func (g generated[M]) refused(t *testing.T) {
+	store := memory.New()
+	if _, err := g.newPublisher(store); !errors.Is(err, leasebus.ErrUnsupported) {
+		t.Errorf("the publisher answers %v, want %v", err, leasebus.ErrUnsupported)
+	}
+	processor, err := leasebus.NewProcessor(store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = g.register(processor, func(context.Context, M) error { return nil })
+	if !errors.Is(err, leasebus.ErrUnsupported) {
+		t.Errorf("the registration answers %v, want %v", err, leasebus.ErrUnsupported)
+	}
+}
+
+func (g generated[M]) run(t *testing.T) {
+	store := memory.New()
+	publisher, err := g.newPublisher(store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manager := g.newManager(store)
+
+	g.publish(t, publisher, "first")
+	if attempts := g.handle(t, store, g.message("first"), nil, 1); attempts[0] != 1 {
+		t.Errorf("the first attempt is number %d", attempts[0])
+	}
+	if dead := g.deadLetters(t, manager); len(dead) > 0 {
+		t.Errorf("a handled message became a dead letter: %+v", dead)
+	}
+
+	policy := g.policy()
+	id := g.publish(t, publisher, "second")
+	g.handle(t, store, g.message("second"), errors.New("does not work"), policy.Retry.MaxAttempts)
+	dead := g.deadLetters(t, manager)
+	if policy.DeadLetter.Discard {
+		if len(dead) > 0 {
+			t.Errorf("to be discarded, but kept: %+v", dead)
+		}
+		return
+	}
+	if len(dead) != 1 {
+		t.Fatalf("%d dead letters, want 1", len(dead))
+	}
+	if d := dead[0]; d.ID != id || d.Reason != leasebus.ReasonExhausted || d.Attempts != policy.Retry.MaxAttempts ||
+		d.DeadLetterQueue != policy.DeadLetter.Queue || !proto.Equal(d.Message, g.message("second")) {
+		t.Errorf("dead letter %+v is not message %s after %d attempts", d, id, policy.Retry.MaxAttempts)
+	}
+
+	result, err := manager.Requeue(t.Context(), id)
+	if err != nil || result.Requeued != 1 {
+		t.Fatalf("requeue: %+v, %v", result, err)
+	}
+	if attempts := g.handle(t, store, g.message("second"), nil, 1); attempts[0] != 1 {
+		t.Errorf("the first attempt after a requeue is number %d", attempts[0])
+	}
+	if dead := g.deadLetters(t, manager); len(dead) > 0 {
+		t.Errorf("still a dead letter after it was handled: %+v", dead)
+	}
+}
+
+func (g generated[M]) publish(t *testing.T, publisher *leasebus.TypedPublisher[M], text string) leasebus.ID {
+	t.Helper()
+	receipt, err := publisher.Publish(t.Context(), g.message(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return receipt.ID
+}
+
+// handle runs a processor until its handler was called n times and what follows from that is stored.
+// It returns the numbers of the attempts.
+func (g generated[M]) handle(t *testing.T, store *memory.Store, want M, answer error, n int) []int {
+	t.Helper()
+	processor, err := leasebus.NewProcessor(store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var attempts []int
+	err = g.register(processor, func(ctx context.Context, m M) error {
+		delivery, _ := leasebus.DeliveryFrom(ctx)
+		attempts = append(attempts, delivery.Attempt())
+		if !proto.Equal(m, want) {
+			t.Errorf("the handler was given %v, want %v", m, want)
+		}
+		if len(attempts) == n {
+			stop()
+		}
+		return answer
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := processor.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if len(attempts) != n {
+		t.Fatalf("attempts %v, want %d", attempts, n)
+	}
+	return attempts
+}
+
+func (g generated[M]) deadLetters(t *testing.T, manager *leasebus.TypedManager[M]) []leasebus.TypedDeadLetter[M] {
+	t.Helper()
+	var all []leasebus.TypedDeadLetter[M]
+	for d, err := range manager.DeadLetters(t.Context(), leasebus.Filter{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+// message makes a message that can be told from others, if it has a text to tell it by.
+func (g generated[M]) message(text string) M {
+	m, ok := g.empty().(M)
+	if !ok {
+		panic(fmt.Sprintf("%T is not of its own type", m))
+	}
+	fields := m.ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		if field := fields.Get(i); field.Kind() == protoreflect.StringKind && field.Cardinality() != protoreflect.Repeated {
+			m.ProtoReflect().Set(field, protoreflect.ValueOfString(text))
+		}
+	}
+	return m
+}
