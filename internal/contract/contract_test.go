@@ -17,6 +17,7 @@ func TestRulesIn(t *testing.T) {
 		"TestS7_TimeoutIsAFailure":      {7},
 		"TestSettle_S12":                {12},
 		"S12_S14_stale_complete":        {12, 14},
+		"S50 S53 twice, C5_1 too":       {50, 53},
 		"TestDrain_S50_S53_Twice":       {50, 53},
 		"TestLease":                     nil,
 		"TestAS12_NotAtAWordsBeginning": nil,
@@ -60,8 +61,9 @@ const page = "### S1 Claims are atomic\n### S2 Leases exclude\n### S45 Three ans
 func TestRunWritesTheTable(t *testing.T) {
 	t.Parallel()
 	root := tree(t, map[string]string{
-		"docs/contract.md":              page,
-		"runtime/lease_test.go":         "package leasebus\n// TestS45_InAComment\nfunc TestLease_S1_Atomic() {}\n",
+		"docs/contract.md": page,
+		"runtime/lease_test.go": "package leasebus\n// TestS45_InAComment\nfunc TestLease_S1_Atomic() { t.Error(`S45 said`); t.Run(`S2 a table's own`) }\n" +
+			"var cases = map[string]int{`S1 a|b`: 1}\n",
 		"runtime/lease.go":              "package leasebus\nconst notATest = `S45_x`\n",
 		"runtime/conformance/cases.go":  "package conformance\nvar cases = []struct{ name string }{{name: \"S1_atomic\"}, {\"S2_exclusive\"}}\n",
 		"runtime/conformance/x_test.go": "package conformance_test\nimport _ \"github.com/leasebus/leasebus/runtime/conformance\"\n",
@@ -76,8 +78,8 @@ func TestRunWritesTheTable(t *testing.T) {
 	want := strings.Replace(page, "old\n", `
 | rule | engine | memory |
 | --- | --- | --- |
-| [S1](#s1-claims-are-atomic) Claims are atomic | [TestLease_S1_Atomic](../runtime/lease_test.go) | [S1_atomic](../runtime/conformance/cases.go) |
-| [S2](#s2-leases-exclude) Leases exclude | – | [S2_exclusive](../runtime/conformance/cases.go) |
+| [S1](#s1-claims-are-atomic) Claims are atomic | [S1 a\|b](../runtime/lease_test.go)<br>[TestLease_S1_Atomic](../runtime/lease_test.go) | [S1_atomic](../runtime/conformance/cases.go) |
+| [S2](#s2-leases-exclude) Leases exclude | [S2 a table's own](../runtime/lease_test.go) | [S2_exclusive](../runtime/conformance/cases.go) |
 | [S45](#s45-three-answers-not-built-yet) Three answers | not built yet | not built yet |
 
 `, 1)

@@ -20,7 +20,7 @@ func table(rules []rule, tests []test) string {
 			cells[t.column] = map[int][]string{}
 		}
 		for _, number := range t.rules {
-			cells[t.column][number] = append(cells[t.column][number], fmt.Sprintf("[%s](../%s)", t.name, t.file))
+			cells[t.column][number] = append(cells[t.column][number], fmt.Sprintf("[%s](../%s)", strings.ReplaceAll(t.name, "|", `\|`), t.file))
 		}
 	}
 	var shown []string

@@ -43,10 +43,10 @@ const (
 )
 
 var (
-	// ruleInName finds S12 in TestLease_S12_StaleComplete and in S12_S14_stale_complete.
-	ruleInName = regexp.MustCompile(`(?:^|_|^Test)S(\d+)(?:_|$)`)
-	// caseName is a string literal that names a case of a table.
-	caseName = regexp.MustCompile(`^S\d+_\w+$`)
+	// ruleInName finds S12 in TestLease_S12_StaleComplete, in S12_S14_stale_complete and in "S12 a stale complete".
+	ruleInName = regexp.MustCompile(`(?:^|[_ ]|^Test)S(\d+)(?:[_ ]|$)`)
+	// caseName is a string literal that can be the name of a case.
+	caseName = regexp.MustCompile(`^S\d+[_ ]\S`)
 )
 
 // rulesIn lists the rules that a name holds.
@@ -141,17 +141,38 @@ func testsIn(file *ast.File, name string) []test {
 			if n.Recv == nil && strings.HasPrefix(n.Name.Name, "Test") {
 				add(n.Name.Name)
 			}
-		case *ast.BasicLit:
-			if n.Kind != token.STRING {
-				break
+		case *ast.CompositeLit:
+			for _, element := range n.Elts {
+				add(caseIn(element))
 			}
-			if value, err := strconv.Unquote(n.Value); err == nil && caseName.MatchString(value) {
-				add(value)
+		case *ast.CallExpr:
+			if run, ok := n.Fun.(*ast.SelectorExpr); ok && run.Sel.Name == "Run" && len(n.Args) > 0 {
+				add(caseIn(n.Args[0]))
 			}
 		}
 		return true
 	})
 	return tests
+}
+
+// caseIn returns the name of a case that an element of a table or an argument of t.Run is: a string itself, the key
+// of a map, or the value of a field called name.
+func caseIn(n ast.Expr) string {
+	if pair, ok := n.(*ast.KeyValueExpr); ok {
+		n = pair.Key
+		if field, ok := pair.Key.(*ast.Ident); ok && strings.EqualFold(field.Name, "name") {
+			n = pair.Value
+		}
+	}
+	literal, ok := n.(*ast.BasicLit)
+	if !ok || literal.Kind != token.STRING {
+		return ""
+	}
+	value, err := strconv.Unquote(literal.Value)
+	if err != nil || !caseName.MatchString(value) {
+		return ""
+	}
+	return value
 }
 
 func imports(file *ast.File, what string) bool {
