@@ -22,7 +22,7 @@ help: ## Show this list.
 
 .PHONY: demo
 demo: ## Run the example service: publish, retry, dead-letter, requeue.
-	$(GO) run ./examples/orders
+	$(GO) run ./examples/orders/cmd/demo
 
 .PHONY: test
 test: $(BUF) ## Run all tests, with the race detector.
@@ -40,6 +40,7 @@ bench: ## Run the benchmarks; BENCH=regexp selects, COUNT=10 repeats for benchst
 .PHONY: generate
 generate: $(BUF) golden-update ## Write all generated files: from the proto files, the goldens, the contract's table.
 	$(BUF) generate
+	$(BUF) generate --template examples/buf.gen.yaml
 	$(GO) run ./internal/contract
 
 .PHONY: golden-update

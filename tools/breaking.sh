@@ -22,4 +22,4 @@ if [ -z "$against" ]; then
   exit 0
 fi
 echo "buf breaking: comparing the annotations with $against"
-git archive --format=tar "$against" buf.yaml options | "$BUF" breaking --path options --against '-#format=tar'
+git archive --format=tar "$against" buf.yaml options | "$BUF" breaking options --against '-#format=tar,subdir=options'
