@@ -35,8 +35,8 @@ type Processor struct {
 
 	dispatcher dispatcher
 	queues     []*queue
+	byLimit    []*queue // the same, smallest limit first
 	stats      processorStats
-	contenders atomic.Int32
 	abandoned  atomic.Int64
 	workers    sync.WaitGroup
 
@@ -72,9 +72,8 @@ type queue struct {
 	backlog
 	inFlight   atomic.Int64 // leased and not handled yet
 	finished   atomic.Int64 // handled, ever
-	contending atomic.Bool
+	contending atomic.Bool  // it has more to do than it may lease
 	current    atomic.Pointer[session]
-	contenders *atomic.Int32
 }
 
 // ProcessorOption changes what [NewProcessor] makes. Values out of range are refused there.
@@ -249,7 +248,7 @@ func (p *Processor) register(policy *Policy, h handler, o handlerOptions) error 
 	}
 	p.queues = append(p.queues, &queue{
 		policy: policy, types: append([]string{policy.Type}, policy.Aliases...), handler: h,
-		backlog: backlog{limit: limit}, contenders: &p.contenders,
+		backlog: backlog{limit: limit},
 	})
 	return nil
 }
@@ -307,10 +306,10 @@ func (p *Processor) start(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
+	case p.state != processorNew:
+		return errors.New("leasebus: processor: Run or Drain was called before; a processor runs once")
 	case p.failed != nil:
 		return p.failed
-	case p.state != processorNew:
-		return errors.New("leasebus: processor: Run was called before; a processor runs once")
 	case len(p.queues) == 0:
 		return errors.New("leasebus: processor: no handler is registered")
 	}
@@ -327,6 +326,7 @@ func (p *Processor) start(ctx context.Context) error {
 		}
 		opened = append(opened, s)
 	}
+	p.byLimit = slices.SortedStableFunc(slices.Values(p.queues), func(a, b *queue) int { return a.limit - b.limit })
 	p.state = processorRunning
 	for range p.options.concurrency {
 		p.hire()
@@ -347,29 +347,26 @@ func (p *Processor) begin(q *queue, s *session) {
 // now is the processor's monotonic clock.
 func (p *Processor) now() time.Duration { return time.Since(p.started) }
 
-// slotsFor is how many of the workers a queue may fill: all of them, while no other queue wants more than it has;
-// else its share.
+// slotsFor is how many of the workers a queue may fill: all of them, while no other queue wants more than it has; else
+// an equal share of what is left by those whose own limit is smaller than theirs.
 func (p *Processor) slotsFor(q *queue) int {
-	others := int(p.contenders.Load())
-	if q.contending.Load() {
-		others--
-	}
-	share := p.options.concurrency
-	if others > 0 {
-		share = (share + others) / (others + 1)
-	}
-	return min(share, q.limit)
-}
-
-// contends notes whether q has more to do than it may lease.
-func (q *queue) contends(yes bool) {
-	if q.contending.CompareAndSwap(!yes, yes) {
-		if yes {
-			q.contenders.Add(1)
-		} else {
-			q.contenders.Add(-1)
+	free, sharers := p.options.concurrency, 1
+	for _, other := range p.byLimit {
+		if other != q && other.contending.Load() {
+			sharers++
 		}
 	}
+	for _, other := range p.byLimit {
+		if other == q || !other.contending.Load() || sharers == 1 {
+			continue
+		}
+		if other.limit*sharers > free {
+			break // its share is smaller than its limit, and so are those of all that follow
+		}
+		free -= other.limit
+		sharers--
+	}
+	return max(1, min((free+sharers-1)/sharers, q.limit))
 }
 
 // InFlight counts the handlers that run now, abandoned ones left out.

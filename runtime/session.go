@@ -174,14 +174,14 @@ func (s *session) close() {
 
 // leaseLoop keeps the workers supplied.
 func (s *session) leaseLoop() {
-	defer s.queue.contends(false)
+	defer s.queue.contending.Store(false)
 	backoff := backoff{first: 50 * time.Millisecond, max: 10 * time.Second}
 	for hungry := true; ; {
 		want := 0
 		if hungry {
 			want = s.roomFor()
 		}
-		s.queue.contends(hungry && want == 0)
+		s.queue.contending.Store(hungry && want == 0)
 		if want == 0 {
 			select {
 			case <-s.wake:
