@@ -1,0 +1,3 @@
+package conformance
+
+var verdictCases, retryCases, processorLeaseCases, drainCases, sharingCases, hookCases, managerCases, randomCases []testCase
