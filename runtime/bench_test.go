@@ -3,7 +3,6 @@ package leasebus_test
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"syscall"
 	"testing"
 	"time"
@@ -33,7 +32,7 @@ func BenchmarkProcessor(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			p, err := leasebus.NewProcessor(store, leasebus.WithConcurrency(workers), leasebus.WithLogger(slog.New(slog.DiscardHandler)))
+			p, err := leasebus.NewProcessor(store, leasebus.WithConcurrency(workers), quiet)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -35,10 +35,10 @@ func TestRefill_S26_C4_9_never_waits_for_the_whole_batch(t *testing.T) {
 		texts[0] = "slow"
 		r.publish(texts...)
 		r.start(leasebus.WithConcurrency(2))
-		time.Sleep(102 * time.Second)
+		r.wait(102 * time.Second)
 		r.wantStats(leasebus.QueueStats{Completed: 100, Processing: 1})
 		r.leftBy(1, 0)
-		time.Sleep(time.Hour) // the bubble ends when the abandoned handler has returned
+		r.wait(time.Hour) // the bubble ends when the abandoned handler has returned
 	})
 }
 
@@ -54,13 +54,13 @@ func TestDrain_S50_C5_11_gives_back_at_once_what_is_not_started(t *testing.T) {
 		r.publish("a")
 		other.publish(r, "b")
 		r.startBoth(&other)
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		if r.processor.Held() != 1 {
 			t.Fatalf("%d held, want the one that waits", r.processor.Held())
 		}
 		drained := make(chan error, 1)
 		go func() { drained <- r.processor.Drain(context.Background()) }()
-		time.Sleep(100 * time.Millisecond)
+		r.wait(100 * time.Millisecond)
 		processing, pending := int64(0), int64(0)
 		for _, queue := range []string{"queue", "second"} {
 			stats, err := r.store.Stats(t.Context(), queue)
@@ -85,7 +85,7 @@ func TestDrain_S50_C5_11_gives_back_at_once_what_is_not_started(t *testing.T) {
 			return nil
 		}
 		r.startBoth(&other)
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		r.mustStop()
 		if ran != 2 {
 			t.Errorf("%d runs", ran)
@@ -105,7 +105,7 @@ func (r *rig) rerun(attempt int) {
 		return nil
 	}
 	r.start()
-	time.Sleep(time.Second)
+	r.wait(time.Second)
 	r.mustStop()
 	if ran != 1 {
 		r.Errorf("%d messages were left", ran)
@@ -123,7 +123,7 @@ func TestDrain_S50_C5_9_cancels_with_the_shutdown_cause_and_gives_the_attempt_ba
 		}
 		r.publish("a")
 		r.start()
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		begun := time.Now()
 		r.mustStop()
 		if took := time.Since(begun); took < 20*time.Second || took > 21*time.Second {
@@ -153,7 +153,7 @@ func TestDrain_S50_C5_1_verdicts_after_the_shutdown_count(t *testing.T) {
 		}
 		r.publish("done", "bad", "later")
 		r.start()
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		r.mustStop()
 		r.wantStats(leasebus.QueueStats{Completed: 1, DeadLettered: 1, Failed: 1})
 	})
@@ -167,7 +167,7 @@ func TestDrain_S50_C5_5_abandons_and_drops_the_late_outcome(t *testing.T) {
 		}
 		receipts := r.publish("a")
 		r.start()
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		begun := time.Now()
 		left := r.leftBy(1, 0)
 		if took := time.Since(begun); took < 25*time.Second || took > 26*time.Second {
@@ -176,7 +176,7 @@ func TestDrain_S50_C5_5_abandons_and_drops_the_late_outcome(t *testing.T) {
 		if !slices.Equal(left.Abandoned, []leasebus.ID{receipts[0].ID}) {
 			t.Errorf("left %v, want %v", left.Abandoned, receipts[0].ID)
 		}
-		time.Sleep(time.Minute)
+		r.wait(time.Minute)
 		stats := r.stats()
 		if stats.Completed != 0 || stats.Processing != 1 || stats.Stuck != 1 {
 			t.Errorf("store: %+v; the late outcome must be dropped, the lease left to expire", stats)
@@ -195,7 +195,7 @@ func TestDrain_S51_a_context_that_ends_leaves_handlers_running(t *testing.T) {
 		}
 		r.publish("a")
 		r.start()
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		mine := errors.New("enough")
 		ctx, cancel := context.WithCancelCause(context.Background())
 		cancel(mine)
@@ -204,7 +204,7 @@ func TestDrain_S51_a_context_that_ends_leaves_handlers_running(t *testing.T) {
 			t.Errorf("drain answered %v", err)
 		}
 		r.publish("b")
-		time.Sleep(40 * time.Second)
+		r.wait(40 * time.Second)
 		if cancelled.Load() {
 			t.Error("the handler was cancelled")
 		}
@@ -221,7 +221,7 @@ func TestDrain_S53_twice_and_by_several(t *testing.T) {
 		}
 		r.publish("a")
 		r.start()
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		answers := make(chan error, 3)
 		for range 3 {
 			go func() { answers <- r.processor.Drain(context.Background()) }()
@@ -258,7 +258,7 @@ func TestDrain_S53_from_inside_a_handler(t *testing.T) {
 
 func TestDrain_before_Run(t *testing.T) {
 	bubble(t, func(r *rig) {
-		p, err := leasebus.NewProcessor(r.store)
+		p, err := leasebus.NewProcessor(r.store, quiet)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -280,7 +280,7 @@ func TestRun_drains_when_its_context_ends(t *testing.T) {
 			return nil
 		}
 		r.publish("a")
-		p, err := leasebus.NewProcessor(r.store)
+		p, err := leasebus.NewProcessor(r.store, quiet)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -288,7 +288,7 @@ func TestRun_drains_when_its_context_ends(t *testing.T) {
 		register(r, p)
 		ctx, cancel := context.WithCancel(context.Background())
 		go func() { r.ran <- p.Run(ctx) }()
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		cancel()
 		if err := <-r.ran; err != nil {
 			t.Error(err)
@@ -323,16 +323,16 @@ func TestPause_S52_hands_the_same_message_over_again(t *testing.T) {
 				r.publish("x")
 				other.publish(r, "x")
 				r.startBoth(&other)
-				time.Sleep(500 * time.Millisecond)
+				r.wait(500 * time.Millisecond)
 				r.processor.Pause()
 				r.processor.Pause()
-				time.Sleep(tt.pause)
+				r.wait(tt.pause)
 				if p := r.processor; len(seen) != 1 || p.InFlight() != 0 || p.Held() != tt.held {
 					t.Errorf("ran %v, %d in flight, %d held; want 1 run, 0, %d", seen, p.InFlight(), p.Held(), tt.held)
 				}
 				r.processor.Resume()
 				r.processor.Resume()
-				time.Sleep(2 * time.Second)
+				r.wait(2 * time.Second)
 				r.wantCounters(leasebus.ProcessorStats{Succeeded: 2, Released: int64(1 - tt.held)})
 				r.mustStop()
 			})
@@ -348,9 +348,9 @@ func TestPause_S52_running_handlers_go_on_and_keep_their_leases(t *testing.T) {
 		}
 		r.publish("a")
 		r.start()
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		r.processor.Pause()
-		time.Sleep(11 * time.Minute)
+		r.wait(11 * time.Minute)
 		r.wantStats(leasebus.QueueStats{Completed: 1})
 		r.wantCounters(leasebus.ProcessorStats{Succeeded: 1})
 		r.mustStop() // while paused
@@ -373,7 +373,7 @@ func TestResume_S54_subscribes_until_it_works(t *testing.T) {
 		fail = 5
 		r.publish("a")
 		r.processor.Resume()
-		time.Sleep(time.Minute)
+		r.wait(time.Minute)
 		r.wantStats(leasebus.QueueStats{Completed: 1})
 		r.mustStop()
 	})

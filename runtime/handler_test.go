@@ -119,7 +119,7 @@ func TestRegister_refuses(t *testing.T) {
 
 func TestRegister_nil_and_late(t *testing.T) {
 	bubble(t, func(r *rig) {
-		p, err := leasebus.NewProcessor(r.store)
+		p, err := leasebus.NewProcessor(r.store, quiet)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -129,7 +129,7 @@ func TestRegister_nil_and_late(t *testing.T) {
 		if err := leasebus.RegisterHandler[proto.Message](p, &r.policy, func(context.Context, proto.Message) error { return nil }); err == nil {
 			t.Error("an interface was taken for a message type")
 		}
-		empty, err := leasebus.NewProcessor(r.store)
+		empty, err := leasebus.NewProcessor(r.store, quiet)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -138,7 +138,7 @@ func TestRegister_nil_and_late(t *testing.T) {
 		}
 		r.handler = func(context.Context, string) error { return nil }
 		r.start()
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		other := newSecond(r)
 		err = leasebus.RegisterHandler(r.processor, &other.policy, func(context.Context, *wrapperspb.BytesValue) error { return nil })
 		if err == nil || !strings.Contains(err.Error(), "register before Run") {
@@ -168,11 +168,11 @@ func TestShares_S55_a_flood_does_not_starve_another_queue(t *testing.T) {
 		other := newSecond(r)
 		r.publish(slices.Repeat([]string{"flood"}, 2000)...)
 		r.startBoth(&other, leasebus.WithConcurrency(4))
-		time.Sleep(100*time.Second + 500*time.Millisecond)
+		r.wait(100*time.Second + 500*time.Millisecond)
 		for range 40 {
 			other.publish(r, "trickle")
 		}
-		time.Sleep(25 * time.Second)
+		r.wait(25 * time.Second)
 		mu.Lock()
 		defer mu.Unlock()
 		n := 0
@@ -203,7 +203,7 @@ func TestShares_S55_MaxConcurrency_limits_one_handler(t *testing.T) {
 			time.Sleep(time.Second)
 			return nil
 		}
-		p, err := leasebus.NewProcessor(r.store, leasebus.WithConcurrency(8))
+		p, err := leasebus.NewProcessor(r.store, quiet, leasebus.WithConcurrency(8))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -219,7 +219,7 @@ func TestShares_S55_MaxConcurrency_limits_one_handler(t *testing.T) {
 			other.publish(r, "free")
 		}
 		go func() { r.ran <- p.Run(context.WithoutCancel(t.Context())) }()
-		time.Sleep(10*time.Second + 500*time.Millisecond)
+		r.wait(11*time.Second + 500*time.Millisecond) // 10 s of work; whose first second is free for either to fill
 		if most.Load() != 2 {
 			t.Errorf("%d of the limited handler at once, want 2", most.Load())
 		}
@@ -261,7 +261,7 @@ func TestHooks_order_and_what_they_see(t *testing.T) {
 				tell("settled: %v, %s, %v, %v", o.Kind, o.Reason, o.Err, o.Result == leasebus.ResultOK)
 			},
 		}))
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		want := []string{
 			"before text attempt 1", "outer in", "inner in", "handler", "inner out: boom", "outer out: boom", "after: boom",
 			"settled: dead-letter, exhausted, boom, true",
@@ -311,7 +311,7 @@ func TestHooks_failing(t *testing.T) {
 				r.policy.Retry.Initial = time.Hour
 				r.publish("a")
 				r.start(leasebus.WithHooks(tt.hooks))
-				time.Sleep(time.Second)
+				r.wait(time.Second)
 				if runs.Load() != tt.runs {
 					t.Errorf("the handler ran %d times, want %d", runs.Load(), tt.runs)
 				}
@@ -333,7 +333,7 @@ func TestValidator_S19_invalid_burns_no_retries(t *testing.T) {
 			}
 			return nil
 		}))
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		dead, err := r.store.DeadLetters(t.Context(), "queue", leasebus.Filter{}, "", 1)
 		if err != nil || len(dead) != 1 || dead[0].Reason != leasebus.ReasonInvalid || dead[0].DeadLetterQueue != "queue.invalid" ||
 			dead[0].Attempts != 1 || dead[0].Error != "value is needed" {
@@ -363,7 +363,7 @@ func TestPanic_S18_C2_11(t *testing.T) {
 				}
 				r.publish("bad", "good", "bad", "good")
 				r.start(leasebus.WithConcurrency(1))
-				time.Sleep(time.Second)
+				r.wait(time.Second)
 				r.wantStats(leasebus.QueueStats{Completed: 2, DeadLettered: 2})
 				dead, err := r.store.DeadLetters(t.Context(), "queue", leasebus.Filter{}, "", 1)
 				if err != nil || dead[0].ErrorType != "*leasebus.PanicError" || !strings.Contains(dead[0].Error, "handler_test.go") {

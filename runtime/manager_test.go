@@ -22,7 +22,7 @@ func deadRig(r *rig, texts ...string) *leasebus.TypedManager[*wrapperspb.StringV
 	r.handler = func(_ context.Context, text string) error { return errors.New("cannot do " + text) }
 	r.publish(texts...)
 	r.start()
-	time.Sleep(time.Minute)
+	r.wait(time.Minute)
 	r.wantStats(leasebus.QueueStats{DeadLettered: int64(len(texts))})
 	return leasebus.NewTypedManager[*wrapperspb.StringValue](&r.policy, r.store, leasebus.By("alice"))
 }
@@ -49,7 +49,7 @@ func TestManager_S32_S33_S34_acts_on_what_was_there(t *testing.T) {
 		if err != nil || result.Requested != 450 || result.Requeued != 450 || len(result.Skipped) != 0 {
 			t.Errorf("requeue all: %+v, %v", result, err)
 		}
-		time.Sleep(time.Minute)
+		r.wait(time.Minute)
 		for d, err := range mgr.DeadLetters(t.Context(), leasebus.Filter{}) {
 			if err != nil || len(d.Requeues) != 1 || d.Requeues[0].By != "alice" || len(d.History) != 2 || d.Attempts != 1 {
 				t.Fatalf("%+v, %v", d, err)

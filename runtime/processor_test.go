@@ -68,6 +68,9 @@ func (f faultyFeed) Settle(ctx context.Context, batch []leasebus.Settlement) err
 	return pass()
 }
 
+// quiet keeps the processors of tests from logging.
+var quiet = leasebus.WithLogger(slog.New(slog.DiscardHandler))
+
 var errStoreAway = errors.New("the store is away")
 
 // rig is a processor over a memory store with faults between them, inside a synctest bubble.
@@ -110,13 +113,20 @@ func (r *rig) publish(texts ...string) []leasebus.Receipt {
 
 func (r *rig) start(opts ...leasebus.ProcessorOption) {
 	r.Helper()
-	p, err := leasebus.NewProcessor(&r.faults, append([]leasebus.ProcessorOption{leasebus.WithLogger(slog.New(slog.DiscardHandler))}, opts...)...)
+	p, err := leasebus.NewProcessor(&r.faults, append([]leasebus.ProcessorOption{quiet}, opts...)...)
 	if err != nil {
 		r.Fatal(err)
 	}
 	r.processor = p
 	register(r, p)
 	go func() { r.ran <- p.Run(context.WithoutCancel(r.Context())) }()
+}
+
+// wait lets d pass, and then everything happen that can happen without more of it.
+func (r *rig) wait(d time.Duration) {
+	r.Helper()
+	time.Sleep(d)
+	synctest.Wait()
 }
 
 func register(r *rig, p *leasebus.Processor, opts ...leasebus.HandlerOption) {
@@ -133,7 +143,9 @@ func register(r *rig, p *leasebus.Processor, opts ...leasebus.HandlerOption) {
 func (r *rig) stop() error {
 	r.Helper()
 	err := r.processor.Drain(context.Background())
-	if ran := <-r.ran; fmt.Sprint(ran) != fmt.Sprint(err) {
+	ran := <-r.ran
+	synctest.Wait()
+	if fmt.Sprint(ran) != fmt.Sprint(err) {
 		r.Errorf("Drain answered %v, Run answered %v", err, ran)
 	}
 	return err
@@ -194,7 +206,7 @@ func TestHeartbeat_S6_C1_12_one_failed_round_harms_nobody(t *testing.T) {
 		}
 		r.publish("a")
 		r.start()
-		time.Sleep(11 * time.Minute)
+		r.wait(11 * time.Minute)
 		r.wantStats(leasebus.QueueStats{Completed: 1})
 		r.wantCounters(leasebus.ProcessorStats{Succeeded: 1})
 		r.mustStop()
@@ -222,7 +234,7 @@ func TestHeartbeat_S6_C1_11_gives_up_before_the_lease_ends(t *testing.T) {
 				}
 				r.publish("a")
 				r.start()
-				time.Sleep(time.Minute)
+				r.wait(time.Minute)
 				// 40 s of lease, counted from when it was asked for, less a tenth.
 				if ended != 36*time.Second || !errors.Is(cause, leasebus.ErrLeaseLost) {
 					t.Errorf("handler ended after %v with %v", ended, cause)
@@ -256,7 +268,7 @@ func TestHeartbeat_S5_S13_one_batch_for_all_and_busy_is_not_lost(t *testing.T) {
 		}
 		r.publish(make([]string, 50)...)
 		r.start(leasebus.WithConcurrency(50))
-		time.Sleep(50 * time.Second)
+		r.wait(50 * time.Second)
 		if want := []int{50, 50, 50, 50}; !slices.Equal(batches, want) {
 			t.Errorf("renewed %v, want %v", batches, want)
 		}
@@ -294,7 +306,7 @@ func (s *second) publish(r *rig, text string) {
 // startBoth runs both queues on one worker.
 func (r *rig) startBoth(s *second, opts ...leasebus.ProcessorOption) {
 	r.Helper()
-	opts = append([]leasebus.ProcessorOption{leasebus.WithConcurrency(1), leasebus.WithLogger(slog.New(slog.DiscardHandler))}, opts...)
+	opts = append([]leasebus.ProcessorOption{leasebus.WithConcurrency(1), quiet}, opts...)
 	p, err := leasebus.NewProcessor(&r.faults, opts...)
 	if err != nil {
 		r.Fatal(err)
@@ -320,11 +332,11 @@ func TestHeartbeat_S5_renews_what_waits_for_a_worker(t *testing.T) {
 		r.publish("a")
 		other.publish(r, "b")
 		r.startBoth(&other)
-		time.Sleep(90 * time.Second) // more than two leases
+		r.wait(90 * time.Second) // more than two leases
 		if p := r.processor; runs.Load() != 1 || p.InFlight() != 1 || p.Held() != 1 {
 			t.Errorf("%d runs, %d in flight, %d held; want one of each", runs.Load(), p.InFlight(), p.Held())
 		}
-		time.Sleep(120 * time.Second)
+		r.wait(120 * time.Second)
 		if runs.Load() != 2 {
 			t.Errorf("%d runs", runs.Load())
 		}
@@ -346,13 +358,13 @@ func TestSettler_S16_waits_for_a_store_that_is_away(t *testing.T) {
 		r.handler = func(context.Context, string) error { return nil }
 		r.publish("a", "b", "c")
 		r.start()
-		time.Sleep(5 * time.Minute) // the heartbeat goes on: the leases stay valid
+		r.wait(5 * time.Minute) // the heartbeat goes on: the leases stay valid
 		r.wantStats(leasebus.QueueStats{Processing: 3})
 		if calls := r.processor.Stats().SettleErrors; calls > 1000 {
 			t.Errorf("%d tries in five minutes", calls)
 		}
 		away.Store(false)
-		time.Sleep(5 * time.Second)
+		r.wait(5 * time.Second)
 		r.wantStats(leasebus.QueueStats{Completed: 3})
 		r.wantCounters(leasebus.ProcessorStats{Succeeded: 3})
 		r.mustStop()
@@ -365,7 +377,7 @@ func TestSettler_S16_C5_6_reports_what_cannot_be_settled(t *testing.T) {
 		r.handler = func(context.Context, string) error { return nil }
 		receipts := r.publish("a", "b")
 		r.start()
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		begun := time.Now()
 		var left *leasebus.DrainError
 		if err := r.stop(); !errors.As(err, &left) || left.UnsettledCount != 2 || !slices.Contains(left.Unsettled, receipts[0].ID) {
@@ -398,7 +410,7 @@ func TestSettler_S16_gives_up_when_the_lease_has_ended(t *testing.T) {
 		}
 		r.publish("a")
 		r.start()
-		time.Sleep(2 * time.Minute)
+		r.wait(2 * time.Minute)
 		r.wantStats(leasebus.QueueStats{Completed: 1})
 		r.wantCounters(leasebus.ProcessorStats{Succeeded: 1, SettleUnknown: 1})
 		r.mustStop()
@@ -418,7 +430,7 @@ func TestSettler_S14_a_lost_answer_is_not_a_rejection(t *testing.T) {
 		r.handler = func(context.Context, string) error { return nil }
 		r.publish("a")
 		r.start()
-		time.Sleep(time.Minute)
+		r.wait(time.Minute)
 		r.wantStats(leasebus.QueueStats{Completed: 1})
 		r.mustStop()
 	})
@@ -440,7 +452,7 @@ func TestSettler_S14_a_lost_answer_without_results_is_unknown(t *testing.T) {
 		r.handler = func(context.Context, string) error { return nil }
 		r.publish("a")
 		r.start()
-		time.Sleep(time.Minute)
+		r.wait(time.Minute)
 		r.wantStats(leasebus.QueueStats{Completed: 1})
 		r.wantCounters(leasebus.ProcessorStats{SettleUnknown: 1})
 		r.mustStop()
@@ -467,7 +479,7 @@ func TestSettler_S14_a_renewal_cannot_lose_what_is_being_settled(t *testing.T) {
 		}
 		r.publish("a")
 		r.start()
-		time.Sleep(time.Minute)
+		r.wait(time.Minute)
 		if cancelled.Load() {
 			t.Error("the handler was cancelled")
 		}
@@ -502,7 +514,7 @@ func TestSettler_S15_C3_1_C3_2_C3_3_one_bad_element_spoils_no_other(t *testing.T
 		texts[17] = "bad"
 		receipts := r.publish(texts...)
 		r.start()
-		time.Sleep(time.Minute)
+		r.wait(time.Minute)
 		r.wantStats(leasebus.QueueStats{Completed: 40, DeadLettered: 1})
 		r.wantCounters(leasebus.ProcessorStats{Succeeded: 40, DeadLettered: 1})
 		dead, err := r.store.DeadLetters(t.Context(), "queue", leasebus.Filter{}, "", 10)
@@ -523,7 +535,7 @@ func TestSettler_S15_what_can_never_be_stored_does_not_loop(t *testing.T) {
 		r.handler = func(context.Context, string) error { return leasebus.Permanent(errors.New("poison")) }
 		r.publish("bad")
 		r.start()
-		time.Sleep(30 * time.Second)
+		r.wait(30 * time.Second)
 		if n := calls.Load(); n != 2 {
 			t.Errorf("%d calls, want one with the text and one without", n)
 		}
@@ -546,7 +558,7 @@ func TestSettler_S13_busy_is_tried_again(t *testing.T) {
 		r.handler = func(context.Context, string) error { return nil }
 		r.publish("a")
 		r.start()
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		r.wantStats(leasebus.QueueStats{Completed: 1})
 		r.wantCounters(leasebus.ProcessorStats{Succeeded: 1})
 		r.mustStop()
@@ -562,7 +574,7 @@ func TestSettler_S13_busy_for_ever_is_left_to_expire(t *testing.T) {
 		r.handler = func(context.Context, string) error { return nil }
 		r.publish("a")
 		r.start(leasebus.WithConcurrency(1))
-		time.Sleep(41 * time.Second)
+		r.wait(41 * time.Second)
 		r.wantCounters(leasebus.ProcessorStats{SettleUnknown: 1})
 		r.mustStop()
 	})
@@ -642,7 +654,7 @@ func TestCompleteTx_S17_the_row_tells_what_was_committed(t *testing.T) {
 				}
 				r.publish("a")
 				r.start()
-				time.Sleep(30 * time.Second)
+				r.wait(30 * time.Second)
 				r.wantCounters(tt.counters)
 				if renewed.Load() != 0 {
 					t.Error("a lease was renewed while its transaction had the row")
@@ -673,7 +685,7 @@ func TestCompleteTx_S17_refused_by_the_fence(t *testing.T) {
 		r.policy.Retry = leasebus.NoRetry()
 		r.publish("a")
 		r.start()
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		r.wantCounters(leasebus.ProcessorStats{DeadLettered: 1})
 		r.mustStop()
 	})
@@ -684,7 +696,7 @@ func TestTimeout_S11_C1_15_a_stuck_handler_is_abandoned(t *testing.T) {
 		r.policy.Timeout = time.Minute
 		r.policy.Retry = leasebus.RetryPolicy{MaxAttempts: 2, Initial: time.Second, Multiplier: 1}
 		stuck := make(chan struct{})
-		var causes []error
+		causes := make(chan error, 2)
 		r.handler = func(ctx context.Context, text string) error {
 			if text == "fine" {
 				return nil
@@ -693,12 +705,12 @@ func TestTimeout_S11_C1_15_a_stuck_handler_is_abandoned(t *testing.T) {
 				t.Errorf("deadline %v, %v", deadline, ok)
 			}
 			<-stuck
-			causes = append(causes, context.Cause(ctx))
+			causes <- context.Cause(ctx)
 			return nil // too late
 		}
 		r.publish("stuck", "fine", "fine")
 		r.start(leasebus.WithConcurrency(1))
-		time.Sleep(5 * time.Minute)
+		r.wait(5 * time.Minute)
 		r.wantStats(leasebus.QueueStats{Completed: 2, DeadLettered: 1})
 		// The first abandoned handler's worker was replaced; the concurrency is 1, so the second one's was not.
 		r.wantCounters(leasebus.ProcessorStats{Succeeded: 2, Failed: 1, DeadLettered: 1, Abandoned: 2})
@@ -710,14 +722,13 @@ func TestTimeout_S11_C1_15_a_stuck_handler_is_abandoned(t *testing.T) {
 			t.Errorf("dead letters %+v, %v", dead, err)
 		}
 		close(stuck)
-		synctest.Wait()
-		for _, cause := range causes {
-			if !errors.Is(cause, leasebus.ErrHandlerTimeout) {
+		for range 2 {
+			if cause := <-causes; !errors.Is(cause, leasebus.ErrHandlerTimeout) {
 				t.Errorf("cause %v", cause)
 			}
 		}
 		r.publish("fine")
-		time.Sleep(time.Second)
+		r.wait(time.Second)
 		r.wantStats(leasebus.QueueStats{Completed: 3, DeadLettered: 1}) // the worker that was not replaced is back
 		r.wantCounters(leasebus.ProcessorStats{Succeeded: 3, Failed: 1, DeadLettered: 1, Abandoned: 2, AbandonedReturned: 2})
 		r.mustStop()
@@ -734,7 +745,7 @@ func TestTimeout_S7_is_an_ordinary_failure(t *testing.T) {
 		}
 		r.publish("slow")
 		r.start()
-		time.Sleep(3 * time.Second)
+		r.wait(3 * time.Second)
 		dead, err := r.store.DeadLetters(t.Context(), "queue", leasebus.Filter{}, "", 1)
 		if want := "leasebus: handler timed out after 1s: context canceled"; err != nil || len(dead) != 1 || dead[0].Error != want {
 			t.Errorf("dead letters %+v, %v", dead, err)
@@ -759,12 +770,12 @@ func TestLeasing_S54_a_store_that_is_away_costs_little(t *testing.T) {
 		r.handler = func(context.Context, string) error { return nil }
 		r.publish("a")
 		r.start()
-		time.Sleep(time.Hour)
+		r.wait(time.Hour)
 		if n := calls.Load(); n < 100 || n > 1000 {
 			t.Errorf("%d tries in an hour", n)
 		}
 		away.Store(false)
-		time.Sleep(10 * time.Second)
+		r.wait(10 * time.Second)
 		r.wantStats(leasebus.QueueStats{Completed: 1})
 		r.mustStop()
 	})
@@ -787,7 +798,7 @@ func TestLeasing_leases_that_arrive_too_late_go_back(t *testing.T) {
 		}
 		r.publish("a")
 		r.start()
-		time.Sleep(time.Minute)
+		r.wait(time.Minute)
 		r.wantStats(leasebus.QueueStats{Completed: 1})
 		r.wantCounters(leasebus.ProcessorStats{Succeeded: 1, Released: 1})
 		if attempt != 1 {
@@ -827,7 +838,7 @@ func TestLookAhead_S2_0_is_free_slots_only(t *testing.T) {
 		}
 		r.publish(make([]string, 1000)...)
 		r.start(leasebus.WithConcurrency(4), leasebus.WithLookAhead(0), leasebus.WithSettleLinger(0))
-		time.Sleep(time.Minute)
+		r.wait(time.Minute)
 		r.wantStats(leasebus.QueueStats{Completed: 1000})
 		r.mustStop()
 		// Handlers that have returned count until they are settled.
