@@ -69,7 +69,7 @@ func TestGeneratedBytesDoNotDependOnOrder(t *testing.T) {
 	if !bytes.Equal(first, marshal(t, generate(t, req))) {
 		t.Error("a second run of the same request gives other bytes")
 	}
-	for seed := range uint64(10) {
+	for seed := range uint64(3) {
 		shuffled := shuffle(proto.CloneOf(req), rand.New(rand.NewPCG(seed, 0)))
 		if !bytes.Equal(first, marshal(t, generate(t, shuffled))) {
 			t.Errorf("a request in another order (seed %d) gives other bytes", seed)

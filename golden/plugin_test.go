@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"google.golang.org/protobuf/compiler/protogen"
@@ -18,13 +19,26 @@ import (
 	"github.com/leasebus/leasebus/internal/gen"
 )
 
-// buf returns the command line of buf: the binary that LEASEBUS_BUF names, or else the one that tools/go.mod pins,
-// which the go command builds first if it has to (that takes minutes).
-func buf(args ...string) []string {
+// bufBinary is the path of buf: what LEASEBUS_BUF names, or else the one that tools/go.mod pins, which the go command
+// builds first if it has to (that takes minutes).
+var bufBinary = sync.OnceValues(func() (string, error) {
 	if binary := os.Getenv("LEASEBUS_BUF"); binary != "" {
-		return append([]string{binary}, args...)
+		return filepath.Abs(binary)
 	}
-	return append([]string{"go", "tool", "-modfile=tools/go.mod", "buf"}, args...)
+	cmd := exec.Command("go", "tool", "-modfile=tools/go.mod", "-n", "buf") // -n: print what would be run
+	cmd.Dir = ".."
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	return strings.TrimSpace(string(out)), err
+})
+
+func buf(t *testing.T) string {
+	t.Helper()
+	binary, err := bufBinary()
+	if err != nil {
+		t.Fatalf("buf cannot be had: %v; set LEASEBUS_BUF to a binary of it", err)
+	}
+	return binary
 }
 
 // compile compiles the proto files of some folders below root, each a place to import from, as buf does for a plugin.
@@ -39,7 +53,7 @@ func compile(t *testing.T, root string, folders ...string) *descriptorpb.FileDes
 		t.Fatal(err)
 	}
 	output := filepath.Join(t.TempDir(), "descriptors.binpb")
-	run(t, checkout(t), nil, buf("build", root, "--config", string(config), "--as-file-descriptor-set", "-o", output)...)
+	run(t, checkout(t), nil, buf(t), "build", root, "--config", string(config), "--as-file-descriptor-set", "-o", output)
 	encoded, err := os.ReadFile(output)
 	if err != nil {
 		t.Fatal(err)

@@ -59,6 +59,9 @@ func refuse(t *testing.T, name string) {
 	if len(response.GetFile()) > 0 {
 		t.Errorf("%d files are written besides the error", len(response.GetFile()))
 	}
+	if _, ok := sections["parameters"]; !ok && response.GetSupportedFeatures() == 0 {
+		t.Error("the response names no features, so a compiler would complain about those instead")
+	}
 	got := response.GetError()
 	if *update {
 		updateWant(t, name, archive, got)

@@ -7,6 +7,7 @@ package gen
 
 import (
 	"errors"
+	"fmt"
 	"runtime/debug"
 	"slices"
 
@@ -47,7 +48,8 @@ func Generate(plugin *protogen.Plugin, parameters *Parameters) error {
 	return nil
 }
 
-// joined makes one error of all problems: a plugin reports only one.
+// joined makes one error of all problems, since a plugin reports only one. They begin on a line of their own:
+// whoever prints the error puts something in front of it, and each problem is to begin with its place.
 func joined(problems []options.Problem) error {
 	slices.SortFunc(problems, options.Problem.Compare)
 	problems = slices.Compact(problems)
@@ -55,7 +57,14 @@ func joined(problems []options.Problem) error {
 	for i, problem := range problems {
 		errs[i] = problem
 	}
-	return errors.Join(errs...)
+	return fmt.Errorf("nothing is generated, because of %s:\n%w", count(len(problems), "problem"), errors.Join(errs...))
+}
+
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // Version is that of the module which the running binary was built from; "(devel)" in a checkout.
