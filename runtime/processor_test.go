@@ -847,3 +847,35 @@ func TestLookAhead_S2_0_is_free_slots_only(t *testing.T) {
 		}
 	})
 }
+
+func TestLookAhead_S2_fast_handlers_get_full_batches(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	const messages = 30_000
+	var calls, leased atomic.Int64
+	done := make(chan struct{})
+	r.lease = func(_ context.Context, pass func() (int, error)) (int, error) {
+		n, err := pass()
+		calls.Add(1)
+		if leased.Add(int64(n)) == messages {
+			close(done)
+		}
+		return n, err
+	}
+	r.handler = func(context.Context, string) error { return nil }
+	r.publish(make([]string, messages)...)
+	r.start(leasebus.WithConcurrency(8))
+	<-done
+	r.stopReal()
+	if mean := messages / calls.Load(); mean < 64 {
+		t.Errorf("%d leases a call with 8 workers: fast handlers are to get full batches", mean)
+	}
+}
+
+// stopReal is mustStop outside a bubble.
+func (r *rig) stopReal() {
+	r.Helper()
+	if err := errors.Join(r.processor.Drain(context.Background()), <-r.ran); err != nil {
+		r.Error(err)
+	}
+}
