@@ -28,7 +28,6 @@ func (q *queue) subscribe(sub leasebus.Subscription) *feed {
 	now := q.lock()
 	q.retainCompleted = int64(sub.Policy.RetainCompleted)
 	q.retainDead = int64(sub.Policy.DeadLetter.Retention)
-	q.prune(now)
 	q.feeds = append(q.feeds, f)
 	f.hungry = true
 	q.hungry++

@@ -392,9 +392,8 @@ func (m *model) check(rt *rapid.T) {
 	}
 }
 
-// finish completes everything that has not ended, waiting only as long as the store says.
+// finish completes everything that has not ended, waiting only as long as the store says. Whoever holds a lease is gone.
 func (m *model) finish() {
-	m.store.Advance(lease) // whoever holds a lease is gone
 	for {
 		for _, held := range m.leaseFrom(0, len(m.rows)+1) {
 			batch := []leasebus.Settlement{{Lease: held.lease, Kind: leasebus.SettleComplete}}
@@ -404,7 +403,7 @@ func (m *model) finish() {
 			}
 			m.rows[held.row].state = finished
 		}
-		wait, ok := m.store.NextDue()
+		wait, ok := m.store.NextDue(orders)
 		if !ok {
 			break
 		}

@@ -91,12 +91,18 @@ func (q *queue) promote(now int64) {
 	}
 }
 
+// next is when something that cannot be leased now can be.
+func (q *queue) next() (due int64, ok bool) {
+	due, ok = q.later.first()
+	if q.leased.len > 0 && (!ok || q.leased.head.due < due) {
+		return q.leased.head.due, true
+	}
+	return due, ok
+}
+
 // arm sets the timer for the next time at which something can be leased.
 func (q *queue) arm(now int64) {
-	next, ok := q.later.first()
-	if q.leased.len > 0 && (!ok || q.leased.head.due < next) {
-		next, ok = q.leased.head.due, true
-	}
+	next, ok := q.next()
 	if !ok || q.armed && q.armedFor <= next {
 		return
 	}
@@ -259,9 +265,12 @@ func (q *queue) prune(now int64) {
 func (q *queue) nextDue() (wait time.Duration, ok bool) {
 	now := q.lock()
 	defer q.unlock(now)
-	if q.released.len > 0 || q.ready.len > 0 {
+	if q.leasable(now) {
 		return 0, true
 	}
-	due, ok := q.later.first()
-	return time.Duration(due - now), ok
+	due, ok := q.next()
+	if !ok {
+		return 0, false
+	}
+	return time.Duration(due - now), true
 }

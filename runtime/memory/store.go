@@ -145,19 +145,14 @@ func (s *Store) Advance(d time.Duration) {
 // Now is the store's clock, in UTC.
 func (s *Store) Now() time.Time { return s.timeOf(s.now()) }
 
-// NextDue is how long it takes until the next message waiting in any queue becomes due: 0 if one is due now.
-// ok is false if no message waits; those being worked on are not waiting.
-func (s *Store) NextDue() (wait time.Duration, ok bool) {
-	wait = math.MaxInt64
-	for _, q := range s.all() {
-		if d, waiting := q.nextDue(); waiting {
-			wait, ok = min(wait, d), true
-		}
-	}
-	if !ok {
+// NextDue is how long it takes until a message of the queue can be leased: 0 if one can be now. A message that is being
+// worked on counts with the expiry of its lease. ok is false if the queue has no message that will ever be leased.
+func (s *Store) NextDue(queue string) (wait time.Duration, ok bool) {
+	q := s.lookup(queue)
+	if q == nil {
 		return 0, false
 	}
-	return wait, true
+	return q.nextDue()
 }
 
 // now is the store's clock: nanoseconds from its start.
