@@ -1,4 +1,4 @@
-package golden
+package golden_test
 
 import (
 	"context"
@@ -65,6 +65,7 @@ func TestOpaqueBuild(t *testing.T) {
 
 // refused holds that settings which the runtime cannot honour yet are refused instead of ignored.
 func (g generated[M]) refused(t *testing.T) {
+	t.Helper()
 	store := memory.New()
 	if _, err := g.newPublisher(store); !errors.Is(err, leasebus.ErrUnsupported) {
 		t.Errorf("the publisher answers %v, want %v", err, leasebus.ErrUnsupported)
@@ -79,7 +80,7 @@ func (g generated[M]) refused(t *testing.T) {
 	}
 }
 
-func (g generated[M]) run(t *testing.T) {
+func (g generated[M]) run(t *testing.T) { //nolint:thelper // this is the test, not a helper of one
 	store := memory.New()
 	publisher, err := g.newPublisher(store)
 	if err != nil {
@@ -88,41 +89,27 @@ func (g generated[M]) run(t *testing.T) {
 	manager := g.newManager(store)
 
 	g.publish(t, publisher, "first")
-	if attempts := g.handle(t, store, g.message("first"), nil, 1); attempts[0] != 1 {
-		t.Errorf("the first attempt is number %d", attempts[0])
-	}
-	if dead := g.deadLetters(t, manager); len(dead) > 0 {
-		t.Errorf("a handled message became a dead letter: %+v", dead)
-	}
+	g.handleOnce(t, store, "first")
+	g.wantDeadLetters(t, manager, 0)
 
-	policy := g.policy()
+	retry, letter := g.policy().Retry, g.policy().DeadLetter
 	id := g.publish(t, publisher, "second")
-	g.handle(t, store, g.message("second"), errors.New("does not work"), policy.Retry.MaxAttempts)
-	dead := g.deadLetters(t, manager)
-	if policy.DeadLetter.Discard {
-		if len(dead) > 0 {
-			t.Errorf("to be discarded, but kept: %+v", dead)
-		}
+	g.handle(t, store, "second", errors.New("does not work"), retry.MaxAttempts)
+	if letter.Discard {
+		g.wantDeadLetters(t, manager, 0)
 		return
 	}
-	if len(dead) != 1 {
-		t.Fatalf("%d dead letters, want 1", len(dead))
-	}
-	if d := dead[0]; d.ID != id || d.Reason != leasebus.ReasonExhausted || d.Attempts != policy.Retry.MaxAttempts ||
-		d.DeadLetterQueue != policy.DeadLetter.Queue || !proto.Equal(d.Message, g.message("second")) {
-		t.Errorf("dead letter %+v is not message %s after %d attempts", d, id, policy.Retry.MaxAttempts)
+	dead := g.wantDeadLetters(t, manager, 1)[0]
+	if dead.ID != id || dead.Reason != leasebus.ReasonExhausted || dead.Attempts != retry.MaxAttempts ||
+		dead.DeadLetterQueue != letter.Queue || !proto.Equal(dead.Message, g.message("second")) {
+		t.Errorf("dead letter %+v is not message %s after %d attempts", dead, id, retry.MaxAttempts)
 	}
 
-	result, err := manager.Requeue(t.Context(), id)
-	if err != nil || result.Requeued != 1 {
+	if result, err := manager.Requeue(t.Context(), id); err != nil || result.Requeued != 1 {
 		t.Fatalf("requeue: %+v, %v", result, err)
 	}
-	if attempts := g.handle(t, store, g.message("second"), nil, 1); attempts[0] != 1 {
-		t.Errorf("the first attempt after a requeue is number %d", attempts[0])
-	}
-	if dead := g.deadLetters(t, manager); len(dead) > 0 {
-		t.Errorf("still a dead letter after it was handled: %+v", dead)
-	}
+	g.handleOnce(t, store, "second")
+	g.wantDeadLetters(t, manager, 0)
 }
 
 func (g generated[M]) publish(t *testing.T, publisher *leasebus.TypedPublisher[M], text string) leasebus.ID {
@@ -134,9 +121,17 @@ func (g generated[M]) publish(t *testing.T, publisher *leasebus.TypedPublisher[M
 	return receipt.ID
 }
 
+// handleOnce handles what must be a first attempt.
+func (g generated[M]) handleOnce(t *testing.T, store *memory.Store, text string) {
+	t.Helper()
+	if attempts := g.handle(t, store, text, nil, 1); attempts[0] != 1 {
+		t.Errorf("%s: the first attempt is number %d", text, attempts[0])
+	}
+}
+
 // handle runs a processor until its handler was called n times and what follows from that is stored.
 // It returns the numbers of the attempts.
-func (g generated[M]) handle(t *testing.T, store *memory.Store, want M, answer error, n int) []int {
+func (g generated[M]) handle(t *testing.T, store *memory.Store, text string, answer error, n int) []int {
 	t.Helper()
 	processor, err := leasebus.NewProcessor(store)
 	if err != nil {
@@ -148,7 +143,7 @@ func (g generated[M]) handle(t *testing.T, store *memory.Store, want M, answer e
 	err = g.register(processor, func(ctx context.Context, m M) error {
 		delivery, _ := leasebus.DeliveryFrom(ctx)
 		attempts = append(attempts, delivery.Attempt())
-		if !proto.Equal(m, want) {
+		if want := g.message(text); !proto.Equal(m, want) {
 			t.Errorf("the handler was given %v, want %v", m, want)
 		}
 		if len(attempts) == n {
@@ -168,7 +163,7 @@ func (g generated[M]) handle(t *testing.T, store *memory.Store, want M, answer e
 	return attempts
 }
 
-func (g generated[M]) deadLetters(t *testing.T, manager *leasebus.TypedManager[M]) []leasebus.TypedDeadLetter[M] {
+func (g generated[M]) wantDeadLetters(t *testing.T, manager *leasebus.TypedManager[M], n int) []leasebus.TypedDeadLetter[M] {
 	t.Helper()
 	var all []leasebus.TypedDeadLetter[M]
 	for d, err := range manager.DeadLetters(t.Context(), leasebus.Filter{}) {
@@ -176,6 +171,9 @@ func (g generated[M]) deadLetters(t *testing.T, manager *leasebus.TypedManager[M
 			t.Fatal(err)
 		}
 		all = append(all, d)
+	}
+	if len(all) != n {
+		t.Fatalf("%d dead letters, want %d: %+v", len(all), n, all)
 	}
 	return all
 }

@@ -4,7 +4,7 @@
 // After a change of the generator or of a case:
 //
 //	go test ./golden -update
-package golden
+package golden_test
 
 import (
 	"bytes"
@@ -80,9 +80,9 @@ func TestGeneratedBytesDoNotDependOnOrder(t *testing.T) {
 // shuffle reorders a request, leaving each file behind those that it imports, as the protocol demands.
 func shuffle(req *pluginpb.CodeGeneratorRequest, random *rand.Rand) *pluginpb.CodeGeneratorRequest {
 	swap := func(s []string) { random.Shuffle(len(s), func(i, j int) { s[i], s[j] = s[j], s[i] }) }
-	swap(req.FileToGenerate)
+	swap(req.GetFileToGenerate())
 	byName := map[string]*descriptorpb.FileDescriptorProto{}
-	for _, file := range req.ProtoFile {
+	for _, file := range req.GetProtoFile() {
 		byName[file.GetName()] = file
 	}
 	names := slices.Sorted(maps.Keys(byName))
@@ -91,7 +91,7 @@ func shuffle(req *pluginpb.CodeGeneratorRequest, random *rand.Rand) *pluginpb.Co
 	var add func(name string)
 	add = func(name string) {
 		file := byName[name]
-		if file == nil || slices.Contains(req.ProtoFile, file) {
+		if file == nil || slices.Contains(req.GetProtoFile(), file) {
 			return
 		}
 		for _, dependency := range file.GetDependency() {

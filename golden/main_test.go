@@ -1,4 +1,4 @@
-package golden
+package golden_test
 
 import (
 	"testing"

@@ -1,4 +1,4 @@
-package golden
+package golden_test
 
 import (
 	"bytes"
@@ -44,7 +44,7 @@ func buf(t *testing.T) string {
 // compile compiles the proto files of some folders below root, each a place to import from, as buf does for a plugin.
 func compile(t *testing.T, root string, folders ...string) *descriptorpb.FileDescriptorSet {
 	t.Helper()
-	var modules []map[string]string
+	modules := make([]map[string]string, 0, len(folders))
 	for _, folder := range folders {
 		modules = append(modules, map[string]string{"path": folder})
 	}

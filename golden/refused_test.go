@@ -1,4 +1,4 @@
-package golden
+package golden_test
 
 import (
 	"os"
@@ -30,6 +30,7 @@ func TestRefused(t *testing.T) {
 }
 
 func refuse(t *testing.T, name string) {
+	t.Helper()
 	archive, err := txtar.ParseFile(name)
 	if err != nil {
 		t.Fatal(err)

@@ -66,7 +66,8 @@ func decode[T proto.Message](options protoreflect.ProtoMessage, kind option[T]) 
 		return value, false, fmt.Errorf("the option (%s) cannot be read: %w", name, err)
 	}
 	if hasField(carrier.ProtoReflect().GetUnknown(), Number) {
-		return value, false, fmt.Errorf("option %d is not a message, so it is not (%s); another option seems to have its number", Number, name)
+		return value, false, fmt.Errorf("option %d is not a message, so it is not (%s); another option seems to have its number",
+			Number, name)
 	}
 	if !proto.HasExtension(carrier, kind.extension) {
 		return value, false, nil
@@ -76,8 +77,8 @@ func decode[T proto.Message](options protoreflect.ProtoMessage, kind option[T]) 
 		return value, false, fmt.Errorf("the option (%s) is of an unexpected type", name)
 	}
 	if where := unknownTo(value.ProtoReflect()); where != "" {
-		return value, true, fmt.Errorf("the option (%s) holds %s, which is unknown here: it was made for a newer leasebus; use that version, or take the setting away",
-			name, where)
+		return value, true, fmt.Errorf("the option (%s) holds %s, which is unknown here: it was made for a newer leasebus; "+
+			"use that version, or take the setting away", name, where)
 	}
 	return value, true, nil
 }

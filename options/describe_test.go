@@ -38,25 +38,27 @@ func mustRead(text string, m proto.Message) {
 }
 
 // describe makes message shop.v1.Order with one string field, id. An annotation that is nil is not there.
-func describe(t testing.TB, file *leasebusv1.FileOptions, message *leasebusv1.MessageOptions, field *leasebusv1.FieldOptions) protoreflect.MessageDescriptor {
-	t.Helper()
+func describe(
+	tb testing.TB, file *leasebusv1.FileOptions, message *leasebusv1.MessageOptions, field *leasebusv1.FieldOptions,
+) protoreflect.MessageDescriptor {
+	tb.Helper()
 	fd := fileOf(message, field)
 	if file != nil {
 		fd.Options = &descriptorpb.FileOptions{}
-		proto.SetExtension(fd.Options, leasebusv1.E_File, file)
+		proto.SetExtension(fd.GetOptions(), leasebusv1.E_File, file)
 	}
-	return linked(t, fd)
+	return linked(tb, fd)
 }
 
 func fileOf(message *leasebusv1.MessageOptions, field *leasebusv1.FieldOptions) *descriptorpb.FileDescriptorProto {
 	order := &descriptorpb.DescriptorProto{Name: proto.String("Order"), Field: []*descriptorpb.FieldDescriptorProto{stringField("id", 1)}}
 	if message != nil {
 		order.Options = &descriptorpb.MessageOptions{}
-		proto.SetExtension(order.Options, leasebusv1.E_Message, message)
+		proto.SetExtension(order.GetOptions(), leasebusv1.E_Message, message)
 	}
 	if field != nil {
 		order.Field[0].Options = &descriptorpb.FieldOptions{}
-		proto.SetExtension(order.Field[0].Options, leasebusv1.E_Field, field)
+		proto.SetExtension(order.GetField()[0].GetOptions(), leasebusv1.E_Field, field)
 	}
 	return &descriptorpb.FileDescriptorProto{
 		Name: proto.String("shop.proto"), Package: proto.String("shop.v1"), Syntax: proto.String("proto3"),
@@ -73,44 +75,44 @@ func stringField(name string, number int32) *descriptorpb.FieldDescriptorProto {
 }
 
 // linked makes the descriptor of the first message of a file.
-func linked(t testing.TB, fd *descriptorpb.FileDescriptorProto) protoreflect.MessageDescriptor {
-	t.Helper()
+func linked(tb testing.TB, fd *descriptorpb.FileDescriptorProto) protoreflect.MessageDescriptor {
+	tb.Helper()
 	file, err := protodesc.NewFile(fd, nil)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return file.Messages().Get(0)
 }
 
 // parsed sends a file through its bytes, the options being what the resolver makes of them.
-func parsed(t testing.TB, fd *descriptorpb.FileDescriptorProto, resolver interface {
+func parsed(tb testing.TB, fd *descriptorpb.FileDescriptorProto, resolver interface {
 	protoregistry.MessageTypeResolver
 	protoregistry.ExtensionTypeResolver
 },
 ) protoreflect.MessageDescriptor {
-	t.Helper()
+	tb.Helper()
 	encoded, err := proto.Marshal(fd)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	again := &descriptorpb.FileDescriptorProto{}
 	if err := (proto.UnmarshalOptions{Resolver: resolver}).Unmarshal(encoded, again); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	return linked(t, again)
+	return linked(tb, again)
 }
 
 // dynamicOptions resolves the leasebus options to dynamic messages, as a compiler at run time does.
-func dynamicOptions(t testing.TB) *protoregistry.Types {
-	t.Helper()
+func dynamicOptions(tb testing.TB) *protoregistry.Types {
+	tb.Helper()
 	file, err := protodesc.NewFile(protodesc.ToFileDescriptorProto(leasebusv1.File_leasebus_v1_options_proto), protoregistry.GlobalFiles)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	types := new(protoregistry.Types)
 	for i := range file.Extensions().Len() {
 		if err := types.RegisterExtension(dynamicpb.NewExtensionType(file.Extensions().Get(i))); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 	}
 	return types

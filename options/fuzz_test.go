@@ -32,12 +32,12 @@ func FuzzResolve(f *testing.F) {
 	f.Fuzz(func(t *testing.T, message, file, field []byte) {
 		fd := fileOf(nil, nil)
 		fd.Options = &descriptorpb.FileOptions{}
-		fd.Options.ProtoReflect().SetUnknown(optionBytes(file))
+		fd.GetOptions().ProtoReflect().SetUnknown(optionBytes(file))
 		order := fd.GetMessageType()[0]
 		order.Options = &descriptorpb.MessageOptions{}
-		order.Options.ProtoReflect().SetUnknown(optionBytes(message))
+		order.GetOptions().ProtoReflect().SetUnknown(optionBytes(message))
 		order.Field[0].Options = &descriptorpb.FieldOptions{}
-		order.Field[0].Options.ProtoReflect().SetUnknown(optionBytes(field))
+		order.GetField()[0].GetOptions().ProtoReflect().SetUnknown(optionBytes(field))
 
 		policy, err := options.Resolve(linked(t, fd))
 		if (policy == nil) == (err == nil) {

@@ -26,7 +26,7 @@ func (a *Annotation) readKeys() []key {
 		field := fields.Get(i)
 		options, _, err := decode(field.Options(), fieldOption)
 		if err != nil {
-			a.report(locateField(field, ""), "field %s: %v", field.Name(), err)
+			a.reportf(locateField(field, ""), "field %s: %v", field.Name(), err)
 			continue
 		}
 		if options.GetIdempotencyKey() {
@@ -45,13 +45,13 @@ func (a *Annotation) applyKeys(keys []key) {
 	for _, k := range keys {
 		name := k.field.Name()
 		if other, taken := first[k.role]; taken {
-			a.report(locateField(k.field, k.role),
+			a.reportf(locateField(k.field, k.role),
 				"field %s is marked as %s, and so is field %s; allowed is one field", name, k.role, other)
 			continue
 		}
 		first[k.role] = name
 		if !canHoldKey(k.field) {
-			a.report(locateField(k.field, k.role),
+			a.reportf(locateField(k.field, k.role),
 				"field %s is marked as %s, but it is %s; allowed is one string, bytes or integer", name, k.role, kindOf(k.field))
 			continue
 		}
@@ -109,9 +109,9 @@ func CheckExtension(field protoreflect.ExtensionDescriptor) []Problem {
 	mark, found, err := decode(field.Options(), fieldOption)
 	switch {
 	case err != nil:
-		a.report(locateField(field, ""), "extension %s: %v", field.FullName(), err)
+		a.reportf(locateField(field, ""), "extension %s: %v", field.FullName(), err)
 	case found && (mark.GetIdempotencyKey() || mark.GetOrderingKey()):
-		a.report(locateField(field, ""), "extension %s is marked as holding a key; allowed are fields of the message itself", field.FullName())
+		a.reportf(locateField(field, ""), "extension %s is marked as holding a key; allowed are fields of the message itself", field.FullName())
 	}
 	return a.Problems
 }

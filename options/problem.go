@@ -64,7 +64,7 @@ func (a *Annotation) Problem(setting, format string, args ...any) Problem {
 	return p
 }
 
-func (a *Annotation) report(at location, format string, args ...any) {
+func (a *Annotation) reportf(at location, format string, args ...any) {
 	a.Problems = append(a.Problems, a.problemAt(at, format, args...))
 }
 
@@ -206,7 +206,7 @@ func numbers(md protoreflect.MessageDescriptor, names []protoreflect.Name) []int
 func pathOf(d protoreflect.Descriptor) protoreflect.SourcePath {
 	var path protoreflect.SourcePath
 	for ; d.Parent() != nil; d = d.Parent() {
-		path = append(path, int32(d.Index()), siblings(d))
+		path = append(path, int32(d.Index()), siblings(d)) //nolint:gosec // no file has 2³¹ of anything
 	}
 	slices.Reverse(path)
 	return path

@@ -63,11 +63,11 @@ func (a *Annotation) read() bool {
 	keys := a.readKeys()
 	switch {
 	case err != nil:
-		a.report(a.locate(""), "%v", err)
+		a.reportf(a.locate(""), "%v", err)
 		return true
 	case !annotated:
 		for _, key := range keys {
-			a.report(locateField(key.field, key.role), "field %s is marked as %s, but the message has no option (leasebus.v1.message); add it, or take the mark away",
+			a.reportf(locateField(key.field, key.role), "field %s is marked as %s, but the message has no option (leasebus.v1.message); add it, or take the mark away",
 				key.field.Name(), key.role)
 		}
 		return len(a.Problems) > 0
@@ -92,7 +92,7 @@ func (a *Annotation) readDefaults() {
 	file := a.Message.ParentFile()
 	options, _, err := decode(file.Options(), fileOption)
 	if err != nil {
-		a.report(locateDefault(file), "%v", err)
+		a.reportf(locateDefault(file), "%v", err)
 		return
 	}
 	a.defaults = options.GetDefaults()
@@ -102,9 +102,9 @@ func (a *Annotation) readDefaults() {
 func (a *Annotation) checkPlace() {
 	switch {
 	case a.Message.IsMapEntry():
-		a.report(a.locate(""), "the option (leasebus.v1.message) stands on a map entry; allowed are messages that are no part of a map or group")
+		a.reportf(a.locate(""), "the option (leasebus.v1.message) stands on a map entry; allowed are messages that are no part of a map or group")
 	case isGroup(a.Message):
-		a.report(a.locate(""), "the option (leasebus.v1.message) stands on a group; allowed are messages that are no part of a map or group")
+		a.reportf(a.locate(""), "the option (leasebus.v1.message) stands on a group; allowed are messages that are no part of a map or group")
 	}
 }
 

@@ -28,8 +28,7 @@ const (
 //
 // Deprecated in name only.
 //
-//go:generate false
-//line elsewhere.go:1
+//go:generate true
 //nolint:all
 type Line struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`

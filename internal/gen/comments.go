@@ -24,7 +24,8 @@ func comment(lines ...string) string {
 
 // doc is the comment of a declaration: what it is, and that it is deprecated if the message is.
 func (m *message) doc(lines ...string) string {
-	if m.proto.Desc.Options().(*descriptorpb.MessageOptions).GetDeprecated() {
+	own, _ := m.proto.Desc.Options().(*descriptorpb.MessageOptions)
+	if own.GetDeprecated() {
 		lines = append(lines, "", "Deprecated: message "+string(m.fullName())+" is marked as deprecated.")
 	} else if m.file.proto.Proto.GetOptions().GetDeprecated() {
 		lines = append(lines, "", "Deprecated: file "+oneLine(m.file.proto.Desc.Path())+" is marked as deprecated.")

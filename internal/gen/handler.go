@@ -20,7 +20,7 @@ func emitHandler(out *jen.File, m *message) {
 	}, m.leading()...)...))
 	out.Type().Id(m.names.handler).Interface(
 		jen.Comment(comment(
-			fmt.Sprintf("%s handles one message. A nil error completes it; after any other the settings of", m.names.handle),
+			m.names.handle+" handles one message. A nil error completes it; after any other the settings of",
 			"the message decide, unless the error says itself what is to happen, as that of leasebus.Permanent does.",
 		)),
 		jen.Id(m.names.handle).Add(signature()),

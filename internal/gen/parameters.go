@@ -28,8 +28,11 @@ func (p *Parameters) Set(name, value string) error {
 		return fmt.Errorf("unknown parameter %q; allowed are package_suffix, paths, module and M", name)
 	}
 	if name == "package_suffix" && value != "" && (!token.IsIdentifier(value) || strings.HasSuffix(value, "_test")) {
-		return fmt.Errorf("package_suffix %q is not usable in a Go package name; allowed are letters, digits and '_', not beginning with a digit nor ending in _test, or nothing",
-			value)
+		return fmt.Errorf("package_suffix %q is not usable in a Go package name; "+
+			"allowed are letters, digits and '_', not beginning with a digit nor ending in _test, or nothing", value)
 	}
-	return p.flags.Set(name, value)
+	if err := p.flags.Set(name, value); err != nil {
+		return fmt.Errorf("parameter %s: %w", name, err)
+	}
+	return nil
 }

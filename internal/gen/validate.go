@@ -44,7 +44,7 @@ func misplacedMarks(f *protogen.File) []options.Problem {
 		}
 	}
 	nested(f.Messages)
-	var problems []options.Problem
+	problems := make([]options.Problem, 0, len(extensions))
 	for _, extension := range extensions {
 		problems = append(problems, options.CheckExtension(extension.Desc)...)
 	}

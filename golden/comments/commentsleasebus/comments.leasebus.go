@@ -56,8 +56,7 @@ func NewLinePublisher(to leasebus.Publisher, opts ...leasebus.PublisherOption) (
 // LineHandler handles golden.comments.Line messages.
 //
 // Ends no comment: */ is harmless, and so is /*.
-// go:generate false
-// line elsewhere.go:1
+// go:generate true
 // nolint:all
 //
 //	Indented text stays so.
