@@ -41,6 +41,7 @@ bench: ## Run the benchmarks; BENCH=regexp selects, COUNT=10 repeats for benchst
 generate: $(BUF) golden-update ## Write all generated files: from the proto files, the goldens, the contract's table.
 	$(BUF) generate
 	$(BUF) generate --template examples/buf.gen.yaml
+	$(BUF) generate --template examples/buf.gen.yaml
 	$(GO) run ./internal/contract
 
 .PHONY: golden-update

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -78,9 +79,8 @@ func judge(rules []rule, tests []test) error {
 		}
 		delete(tested, r.number)
 	}
-	for number, where := range tested {
-		problems = append(problems, fmt.Errorf("%s is the name of a test for S%d, which is no rule", where, number))
+	for _, number := range slices.Sorted(maps.Keys(tested)) {
+		problems = append(problems, fmt.Errorf("%s is the name of a test for S%d, which is no rule", tested[number], number))
 	}
-	slices.SortFunc(problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return errors.Join(problems...)
 }
