@@ -256,6 +256,46 @@ func TestResolve_EveryProblemIsTold(t *testing.T) {
 	}
 }
 
+// Compilers differ in the places that they tell; the nearest one that is told counts.
+func TestResolve_PointsAtTheNearestPlace(t *testing.T) {
+	t.Parallel()
+	const number = int32(options.Number)
+	heartbeat := []int32{4, 0, 7, number, 2, 2}
+	for _, test := range []struct {
+		name string
+		told []*descriptorpb.SourceCodeInfo_Location
+		want string
+	}{
+		{"nothing is told", nil, "shop.proto"},
+		{"the message", places([]int32{4, 0}), "shop.proto:1:1"},
+		{"another option beside it", places([]int32{4, 0}, []int32{4, 0, 7, 3}), "shop.proto:1:1"},
+		{"the option as a whole, as protoc does", places([]int32{4, 0}, heartbeat[:4]), "shop.proto:2:1"},
+		{"another setting alone", places([]int32{4, 0}, append(heartbeat[:4:4], 7)), "shop.proto:2:1"},
+		{"the setting", places([]int32{4, 0}, heartbeat[:4], heartbeat), "shop.proto:3:1"},
+		{"the seconds of the setting, as buf does", places([]int32{4, 0}, heartbeat[:4], append(heartbeat[:6:6], 1)), "shop.proto:3:1"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			file := fileOf(annotation(`lease {duration {seconds: 30} heartbeat {seconds: 29}}`), nil)
+			file.SourceCodeInfo = &descriptorpb.SourceCodeInfo{Location: test.told}
+			_, err := options.Resolve(linked(t, file))
+			var problem options.Problem
+			if !errors.As(err, &problem) || problem.Position() != test.want {
+				t.Errorf("%v, want it at %s", err, test.want)
+			}
+		})
+	}
+}
+
+// places are one to a line.
+func places(paths ...[]int32) []*descriptorpb.SourceCodeInfo_Location {
+	told := make([]*descriptorpb.SourceCodeInfo_Location, len(paths))
+	for i, path := range paths {
+		told[i] = &descriptorpb.SourceCodeInfo_Location{Path: path, Span: []int32{int32(i), 0, 9}}
+	}
+	return told
+}
+
 // A map entry cannot be annotated in a proto file, but in a descriptor that somebody made.
 func TestResolve_MapEntry(t *testing.T) {
 	t.Parallel()

@@ -108,6 +108,7 @@ func TestCommentLines(t *testing.T) {
 	for _, test := range []struct{ given, want string }{
 		{" Text.", "// Text."},
 		{"go:generate rm", "// go:generate rm"},
+		{"line elsewhere.go:1", "// line elsewhere.go:1"},
 		{"", "//"},
 		{"   Indented.  ", "//   Indented."},
 		{" ends */ nothing", "// ends */ nothing"},

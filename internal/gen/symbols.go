@@ -49,8 +49,8 @@ func (s symbols) declareProtoc(
 	}
 	for _, m := range messages {
 		s.declare(pkg, m.GoIdent.GoName, m.Desc)
-		s.declare(pkg, m.GoIdent.GoName+"_builder", m.Desc)
 		for _, oneof := range m.Oneofs {
+			s.declare(pkg, "is"+oneof.GoIdent.GoName, oneof.Desc)
 			for _, field := range oneof.Fields {
 				s.declare(pkg, field.GoIdent.GoName, field.Desc)
 			}
