@@ -115,7 +115,7 @@ func payloadOf(t *trial, value string) []byte {
 // outgoing is a message for the trial's queue.
 func (t *trial) outgoing(value string) leasebus.Outgoing {
 	return leasebus.Outgoing{Envelope: leasebus.Envelope{
-		ID: leasebus.NewID(), Type: typeName, Queue: t.queue, Payload: payloadOf(t, value),
+		ID: leasebus.NewID(), Type: t.policy.Type, Queue: t.queue, Payload: payloadOf(t, value),
 	}}
 }
 

@@ -1,3 +1,0 @@
-package conformance
-
-var verdictCases, retryCases, processorLeaseCases, drainCases, sharingCases, hookCases, managerCases, randomCases []testCase
