@@ -27,6 +27,7 @@ demo: ## Run the example service: publish, retry, dead-letter, requeue.
 .PHONY: test
 test: $(BUF) ## Run all tests, with the race detector.
 	$(if $(RACE),,@echo "No C compiler: the tests run without the race detector.")
+	$(GO) run ./internal/testservers/cmd/ready
 	$(GO) test $(RACE) -count=$(COUNT) -timeout 10m ./...
 
 .PHONY: test-short

@@ -1,0 +1,24 @@
+// Package testservers gives tests the real servers that they need, on any machine: databases of a shared PostgreSQL,
+// PostgreSQL clusters of their own that may be stopped, killed, made read-only and promoted, PgBouncer, a proxy that
+// loses what passes through it, and worker processes that may be killed.
+//
+// # Where PostgreSQL comes from
+//
+// [Postgres] looks in this order:
+//
+//  1. LEASEBUS_TEST_POSTGRES, a connection string of a role that may create databases. If it is set and does not
+//     answer, the test fails.
+//  2. 127.0.0.1:5432, if it lets postgres in without a password.
+//  3. A server started from the installed binaries, shared by all test processes of this user, and stopped when none of
+//     them has lived for a minute.
+//
+// [PrivatePostgres] and [PgBouncer] always start the installed binaries.
+//
+// With go test -short, tests that ask for a server are skipped. They are never skipped because there is none.
+//
+// Binaries that are missing are installed where that is for us to do: on Debian and its kin as root, or by sudo where
+// the environment says CI. Otherwise PostgreSQL comes from compose.yaml by Docker Compose, or the test fails and says
+// what to do. Command cmd/ready does all of this ahead of the tests, so that none of it counts on their time.
+//
+// Nothing outlives the tests: whatever a process started is stopped when that process ends, by SIGKILL too.
+package testservers
