@@ -1,5 +1,5 @@
-// Package docs holds the pages to what they say: the quick start works, all Go compiles, all links lead somewhere.
-package docs
+// Package docs_test holds the pages to what they say: the quick start works, all Go compiles, all links lead somewhere.
+package docs_test
 
 import (
 	"bytes"
@@ -111,7 +111,7 @@ func follow(t *testing.T, shop string, page []block) output {
 		case b.file() != "":
 			write(t, filepath.Join(shop, b.file()), b.text)
 		case b.language == "sh":
-			for _, line := range strings.Split(strings.TrimSpace(b.text), "\n") {
+			for line := range strings.SplitSeq(strings.TrimSpace(b.text), "\n") {
 				out.got = shell(t, shop, fromCheckout(t, line))
 			}
 		case b.info == "output":

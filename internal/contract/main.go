@@ -1,6 +1,6 @@
 // Contract writes the table of docs/contract.md: which tests hold which rule, on which backend. It reads the rules
 // from the headings of that page and the tests from the tree, by their names. It fails if a rule that the page calls
-// built has no test, or if a test names a rule that the page does not have or calls unbuilt.
+// built has no test, or if a test names a rule that the page does not have.
 //
 // Run it at the root of the checkout; make generate does.
 package main

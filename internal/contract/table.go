@@ -48,13 +48,13 @@ func table(rules []rule, tests []test) string {
 
 func cell(r rule, links []string) string {
 	switch {
-	case !r.built:
-		return "not built yet"
-	case len(links) == 0:
-		return "–"
-	default:
+	case len(links) > 0:
 		slices.Sort(links)
 		return strings.Join(slices.Compact(links), "<br>")
+	case r.built:
+		return "–"
+	default:
+		return "not built yet"
 	}
 }
 
