@@ -6,8 +6,9 @@ import (
 	"testing"
 	"time"
 
-	leasebus "github.com/leasebus/leasebus/runtime"
 	"pgregory.net/rapid"
+
+	leasebus "github.com/leasebus/leasebus/runtime"
 )
 
 func TestSchedule_S21_golden(t *testing.T) {

@@ -7,9 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
 	leasebus "github.com/leasebus/leasebus/runtime"
 	"github.com/leasebus/leasebus/runtime/memory"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 // BenchmarkProcessor drains no-op messages through the typed API: what the engine itself costs, decoding and the memory

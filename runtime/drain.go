@@ -36,15 +36,17 @@ func (e *DrainError) Error() string {
 	return "leasebus: drain: " + strings.Join(parts, "; ") + "; their leases are left to expire"
 }
 
+// idList writes the first few ids of count.
 func idList(ids []ID, count int) string {
+	const shown = 5
 	var b strings.Builder
-	for i, id := range ids[:min(len(ids), 5)] {
+	for i, id := range ids[:min(len(ids), shown)] {
 		if i > 0 {
 			b.WriteString(", ")
 		}
 		b.WriteString(id.String())
 	}
-	if count > 5 {
+	if count > shown {
 		b.WriteString(", …")
 	}
 	return b.String()

@@ -159,7 +159,7 @@ func cutHeader(b []byte) (name, value, rest []byte, ok bool) {
 
 func cutSized(b []byte) (part, rest []byte, ok bool) {
 	size, n := binary.Uvarint(b)
-	if n <= 0 || size > uint64(len(b)-n) {
+	if n <= 0 || size > uint64(len(b)-n) { //nolint:gosec // n is at most len(b)
 		return nil, b, false
 	}
 	end := n + int(size) //nolint:gosec // bounded by len(b) above

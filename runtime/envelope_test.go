@@ -59,7 +59,7 @@ func TestEnvelope_C3_5_C3_9_C3_10_limits(t *testing.T) {
 		return leasebus.Envelope{Headers: leasebus.NewHeaders(map[string]string{name: value})}
 	}
 	many := map[string]string{}
-	for _, name := range strings.Split("a b c d e f g h i", " ") {
+	for name := range strings.FieldsSeq("a b c d e f g h i") {
 		many[name] = strings.Repeat("x", leasebus.MaxHeaderBytes)
 	}
 	for name, tt := range map[string]struct {

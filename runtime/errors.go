@@ -27,6 +27,8 @@ var (
 	// ErrInvalidEnvelope is matched by the error of a publish that was refused for what it was given.
 	// Nothing of it is stored.
 	ErrInvalidEnvelope = errors.New("leasebus: invalid envelope")
+	// ErrOutcomeUnknown: the envelope may have been stored or not; publishing it again with the same id is safe.
+	ErrOutcomeUnknown = errors.New("leasebus: outcome of publishing is unknown")
 )
 
 // Answers of a backend.
@@ -139,20 +141,11 @@ func errorText(err error) (text string) {
 // errorType names the type of the error that a handler returned, below the wrapping that says nothing about its kind.
 func errorType(err error) string {
 	for {
-		switch err.(type) {
-		case *verdict:
-		default:
-			if name := fmt.Sprintf("%T", err); name != "*fmt.wrapError" {
-				return storableText(name, MaxNameBytes)
-			}
-		}
+		name := fmt.Sprintf("%T", err)
 		inner := errors.Unwrap(err)
-		if inner == nil {
-			return storableText(fmt.Sprintf("%T", err), MaxNameBytes)
+		if inner == nil || name != "*leasebus.verdict" && name != "*fmt.wrapError" {
+			return storableText(name, MaxNameBytes)
 		}
 		err = inner
 	}
 }
-
-// ErrOutcomeUnknown: the envelope may have been stored or not; publishing it again with the same id is safe.
-var ErrOutcomeUnknown = errors.New("leasebus: outcome of publishing is unknown")

@@ -11,10 +11,11 @@ import (
 	"testing"
 	"time"
 
-	leasebus "github.com/leasebus/leasebus/runtime"
-	"github.com/leasebus/leasebus/runtime/memory"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	leasebus "github.com/leasebus/leasebus/runtime"
+	"github.com/leasebus/leasebus/runtime/memory"
 )
 
 func TestNewProcessor_refuses_what_is_out_of_range(t *testing.T) {
@@ -54,7 +55,7 @@ func TestRegister_refuses(t *testing.T) {
 		opts   []leasebus.HandlerOption
 		want   string
 	}{
-		"a queue with two handlers": {with(func(p *leasebus.Policy) {}), nil, `queue "queue" has the handler of google.protobuf.StringValue already`},
+		"a queue with two handlers": {with(func(*leasebus.Policy) {}), nil, `queue "queue" has the handler of google.protobuf.StringValue already`},
 		"a type with two handlers": {
 			with(func(p *leasebus.Policy) { p.Queue, p.DeadLetter.Queue = "other", "other.dlq" }), nil,
 			"type google.protobuf.StringValue is handled by the handler of google.protobuf.StringValue already",
@@ -74,7 +75,7 @@ func TestRegister_refuses(t *testing.T) {
 		"queue name":             {with(func(p *leasebus.Policy) { p.Queue = "a b" }), nil, `queue: "a b" is not a queue name`},
 		"queue name too long":    {with(func(p *leasebus.Policy) { p.Queue = strings.Repeat("q", 236) }), nil, "is 236 bytes long; allowed are 235"},
 		"alias twice":            {with(func(p *leasebus.Policy) { p.Aliases = []string{"a.B", "a.B"} }), nil, `"a.B" is listed twice`},
-		"MaxConcurrency 0":       {with(func(p *leasebus.Policy) {}), []leasebus.HandlerOption{leasebus.MaxConcurrency(0)}, "MaxConcurrency"},
+		"MaxConcurrency 0":       {with(func(*leasebus.Policy) {}), []leasebus.HandlerOption{leasebus.MaxConcurrency(0)}, "MaxConcurrency"},
 		"S31 C6_9 key shorter than dead letter": {
 			with(func(p *leasebus.Policy) {
 				p.DeadLetter.Retention = 48 * time.Hour
@@ -150,7 +151,9 @@ func TestRegister_nil_and_late(t *testing.T) {
 		if err := r.processor.Drain(context.Background()); err != nil {
 			t.Error(err)
 		}
-		<-r.ran
+		if err := <-r.ran; err != nil {
+			t.Error(err)
+		}
 	})
 }
 
@@ -250,7 +253,7 @@ func TestHooks_order_and_what_they_see(t *testing.T) {
 		r.publish("text")
 		r.start(leasebus.WithMiddleware(around("outer"), around("inner")), leasebus.WithHooks(leasebus.Hooks{
 			Before: func(_ context.Context, d leasebus.Delivery) error {
-				tell("before %s attempt %d", d.Message().(*wrapperspb.StringValue).GetValue(), d.Attempt())
+				tell("before %s attempt %d", text(d), d.Attempt())
 				return nil
 			},
 			After: func(_ context.Context, _ leasebus.Delivery, err error) error {
@@ -271,6 +274,11 @@ func TestHooks_order_and_what_they_see(t *testing.T) {
 		}
 		r.mustStop()
 	})
+}
+
+func text(d leasebus.Delivery) string {
+	m, _ := d.Message().(*wrapperspb.StringValue)
+	return m.GetValue()
 }
 
 func TestHooks_failing(t *testing.T) {
@@ -328,7 +336,7 @@ func TestValidator_S19_invalid_burns_no_retries(t *testing.T) {
 		r.policy.DeadLetter.InvalidQueue = "queue.invalid"
 		r.publish("")
 		r.start(leasebus.WithValidator(func(_ context.Context, d leasebus.Delivery) error {
-			if d.Message().(*wrapperspb.StringValue).GetValue() == "" {
+			if text(d) == "" {
 				return errors.New("value is needed")
 			}
 			return nil
@@ -343,11 +351,13 @@ func TestValidator_S19_invalid_burns_no_retries(t *testing.T) {
 	})
 }
 
+func nilMap() map[string]int { return nil }
+
 func TestPanic_S18_C2_11(t *testing.T) {
 	for name, handler := range map[string]func(){
 		"value":           func() { panic(7) },
 		"error":           func() { panic(errors.New("boom")) },
-		"nil map":         func() { var m map[string]int; m["a"] = 1 },
+		"nil map":         func() { nilMap()["a"] = 1 },
 		"nil":             func() { panic(nil) },
 		"Goexit":          goexit,
 		"Goexit in defer": func() { defer goexit() },

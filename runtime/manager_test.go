@@ -7,12 +7,13 @@ import (
 	"testing"
 	"time"
 
-	leasebus "github.com/leasebus/leasebus/runtime"
-	"github.com/leasebus/leasebus/runtime/memory"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	leasebus "github.com/leasebus/leasebus/runtime"
+	"github.com/leasebus/leasebus/runtime/memory"
 )
 
 // deadRig is a rig whose messages are all dead letters.
@@ -180,6 +181,7 @@ func newerStruct(inEntry bool) []byte {
 }
 
 func TestManager_S60_an_edit_keeps_unknown_fields_or_is_refused(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		payload []byte
 		refused error

@@ -174,7 +174,7 @@ func (p *Policy) Problems() []PolicyProblem {
 	seen := []string{p.Type}
 	for _, alias := range p.Aliases {
 		c.name("aliases", alias, alias)
-		c.rule(!slices.Contains(seen, alias), "aliases", "%q is listed twice or is the message's own name; each former name stands once", alias)
+		c.rulef(!slices.Contains(seen, alias), "aliases", "%q is listed twice or is the message's own name; each former name stands once", alias)
 		seen = append(seen, alias)
 	}
 	c.atLeastZero("timeout", p.Timeout)
@@ -186,11 +186,11 @@ func (p *Policy) Problems() []PolicyProblem {
 		c.positive("idempotency.retention", p.Idempotency.Retention)
 		c.positive("idempotency.in_progress_delay", p.Idempotency.InProgressDelay)
 		// S46: a claim lasts as long as the lease; a key forgotten earlier would let a second delivery in.
-		c.rule(p.Idempotency.Retention >= p.Lease.Duration, "idempotency.retention",
+		c.rulef(p.Idempotency.Retention >= p.Lease.Duration, "idempotency.retention",
 			"%v is shorter than lease.duration %v: the key would be forgotten while its message may still be worked on; make it at least as long",
 			p.Idempotency.Retention, p.Lease.Duration)
 		// S31: a key must outlive the dead letter that may be requeued with it.
-		c.rule(p.DeadLetter.Retention == 0 || p.Idempotency.Retention >= p.DeadLetter.Retention, "idempotency.retention",
+		c.rulef(p.DeadLetter.Retention == 0 || p.Idempotency.Retention >= p.DeadLetter.Retention, "idempotency.retention",
 			"%v is shorter than dead_letter.retention %v: a requeued dead letter would no longer be known as handled; make it at least as long",
 			p.Idempotency.Retention, p.DeadLetter.Retention)
 	}
@@ -235,45 +235,46 @@ func (p *Policy) supported() error {
 
 type policyCheck struct{ problems []PolicyProblem }
 
-func (c *policyCheck) rule(ok bool, setting, format string, args ...any) {
+func (c *policyCheck) rulef(ok bool, setting, format string, args ...any) {
 	if !ok {
 		c.problems = append(c.problems, PolicyProblem{setting, fmt.Sprintf(format, args...)})
 	}
 }
 
 func (c *policyCheck) positive(setting string, d time.Duration) {
-	c.rule(d > 0 && d <= maxDelay, setting, "%v is out of range; allowed is more than 0 and at most %v", d, maxDelay)
+	c.rulef(d > 0 && d <= maxDelay, setting, "%v is out of range; allowed is more than 0 and at most %v", d, maxDelay)
 }
 
 func (c *policyCheck) atLeastZero(setting string, d time.Duration) {
-	c.rule(d >= 0 && d <= maxDelay, setting, "%v is out of range; allowed is 0 to %v", d, maxDelay)
+	c.rulef(d >= 0 && d <= maxDelay, setting, "%v is out of range; allowed is 0 to %v", d, maxDelay)
 }
 
 func (c *policyCheck) name(setting, given, longest string) {
 	switch {
 	case given == "":
-		c.rule(false, setting, "is empty; a name is needed")
+		c.rulef(false, setting, "is empty; a name is needed")
 	case len(longest) > MaxNameBytes:
-		c.rule(false, setting, "%q is %d bytes long; allowed are %d", given, len(longest), MaxNameBytes)
+		c.rulef(false, setting, "%q is %d bytes long; allowed are %d", given, len(longest), MaxNameBytes)
 	case !utf8.ValidString(given) || strings.ContainsRune(given, 0):
-		c.rule(false, setting, "%q holds a NUL or is not valid UTF-8", given)
+		c.rulef(false, setting, "%q holds a NUL or is not valid UTF-8", given)
 	}
 }
 
 // queue checks the grammar and the length with the longest suffix: %.invalid, .dlq and .retry.{delay}.
 func (c *policyCheck) queue(setting, queue string) {
 	if queue == "" {
-		c.rule(false, setting, "is empty; a name is needed")
+		c.rulef(false, setting, "is empty; a name is needed")
 		return
 	}
 	c.queueGrammar(setting, queue)
-	c.rule(len(queue)+longestRungSuffix <= MaxNameBytes, setting, "%q is %d bytes long; allowed are %d, so that the suffixes %s, %s and .retry.{delay} fit into %d",
+	c.rulef(len(queue)+longestRungSuffix <= MaxNameBytes, setting,
+		"%q is %d bytes long; allowed are %d, so that the suffixes %s, %s and .retry.{delay} fit into %d",
 		queue, len(queue), MaxNameBytes-longestRungSuffix, DeadLetterSuffix, InvalidSuffix, MaxNameBytes)
 }
 
 func (c *policyCheck) queueGrammar(setting, queue string) {
 	wrong := strings.IndexFunc(queue, func(r rune) bool { return !isQueueRune(r) })
-	c.rule(wrong < 0 && !strings.ContainsRune("._-", rune(queue[0])), setting,
+	c.rulef(wrong < 0 && !strings.ContainsRune("._-", rune(queue[0])), setting,
 		"%q is not a queue name; allowed are letters, digits, '.', '_' and '-', beginning with a letter or digit", queue)
 }
 
@@ -283,15 +284,15 @@ func isQueueRune(r rune) bool {
 
 func (c *policyCheck) lease(l LeasePolicy) {
 	c.positive("lease.duration", l.Duration)
-	c.rule(l.Heartbeat > 0 && l.Heartbeat <= l.Duration/2, "lease.heartbeat",
+	c.rulef(l.Heartbeat > 0 && l.Heartbeat <= l.Duration/2, "lease.heartbeat",
 		"%v is out of range; allowed is more than 0 and at most half of lease.duration %v", l.Heartbeat, l.Duration)
 }
 
 func (c *policyCheck) retry(r RetryPolicy) {
-	c.rule(r.MaxAttempts >= 1 && r.MaxAttempts <= math.MaxInt32, "retry.max_attempts",
+	c.rulef(r.MaxAttempts >= 1 && r.MaxAttempts <= math.MaxInt32, "retry.max_attempts",
 		"%d is out of range; allowed is 1 (no retries) to %d", r.MaxAttempts, math.MaxInt32)
-	c.rule(r.Multiplier >= 1 && !math.IsInf(r.Multiplier, 0), "retry.exponential.multiplier", "%v is out of range; allowed is 1 or more", r.Multiplier)
-	c.rule(r.Jitter >= 0 && r.Jitter <= 1, "retry.jitter", "%v is out of range; allowed is 0 to 1", r.Jitter)
+	c.rulef(r.Multiplier >= 1 && !math.IsInf(r.Multiplier, 0), "retry.exponential.multiplier", "%v is out of range; allowed is 1 or more", r.Multiplier)
+	c.rulef(r.Jitter >= 0 && r.Jitter <= 1, "retry.jitter", "%v is out of range; allowed is 0 to 1", r.Jitter)
 	c.atLeastZero("retry.give_up_after", r.GiveUpAfter)
 	if r.WaitInBrokerFrom != nil {
 		c.atLeastZero("retry.wait_in_broker_from", *r.WaitInBrokerFrom)
@@ -305,24 +306,24 @@ func (c *policyCheck) retry(r RetryPolicy) {
 	}
 	c.positive(initial, r.Initial)
 	c.atLeastZero(limit, r.Max)
-	c.rule(r.Max > 0 || r.Multiplier <= 1, limit, "is not set; delays that grow need a cap")
-	c.rule(r.Max == 0 || r.Initial <= r.Max, initial, "%v is more than retry.exponential.max %v", r.Initial, r.Max)
+	c.rulef(r.Max > 0 || r.Multiplier <= 1, limit, "is not set; delays that grow need a cap")
+	c.rulef(r.Max == 0 || r.Initial <= r.Max, initial, "%v is more than retry.exponential.max %v", r.Initial, r.Max)
 }
 
 func (c *policyCheck) deadLetter(p *Policy) {
 	d := p.DeadLetter
 	c.atLeastZero("dead_letter.retention", d.Retention)
 	if d.Discard {
-		c.rule(d.Queue == "" && d.InvalidQueue == "", "dead_letter.discard", "is set together with a dead-letter queue; choose one")
+		c.rulef(d.Queue == "" && d.InvalidQueue == "", "dead_letter.discard", "is set together with a dead-letter queue; choose one")
 		return
 	}
-	c.rule(d.Queue != "", "dead_letter.queue", "is empty; name a queue, or set dead_letter.discard to delete what fails")
+	c.rulef(d.Queue != "", "dead_letter.queue", "is empty; name a queue, or set dead_letter.discard to delete what fails")
 	for _, q := range []struct{ setting, name string }{{"dead_letter.queue", d.Queue}, {"dead_letter.invalid_queue", d.InvalidQueue}} {
 		if q.name == "" {
 			continue
 		}
 		c.queueGrammar(q.setting, q.name)
-		c.rule(len(q.name) <= MaxNameBytes, q.setting, "%q is %d bytes long; allowed are %d", q.name, len(q.name), MaxNameBytes)
-		c.rule(q.name != p.Queue, q.setting, "%q is the message's own queue; a dead letter would be handled again for ever", q.name)
+		c.rulef(len(q.name) <= MaxNameBytes, q.setting, "%q is %d bytes long; allowed are %d", q.name, len(q.name), MaxNameBytes)
+		c.rulef(q.name != p.Queue, q.setting, "%q is the message's own queue; a dead letter would be handled again for ever", q.name)
 	}
 }

@@ -66,10 +66,11 @@ const (
 
 // queue is a registered queue: its handler, its policy and its present session.
 type queue struct {
-	policy  *Policy
-	types   []string
-	handler handler
 	backlog
+
+	policy     *Policy
+	types      []string
+	handler    handler
 	inFlight   atomic.Int64 // leased and not handled yet
 	finished   atomic.Int64 // handled, ever
 	contending atomic.Bool  // it has more to do than it may lease

@@ -12,10 +12,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	leasebus "github.com/leasebus/leasebus/runtime"
-	"github.com/leasebus/leasebus/runtime/memory"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	leasebus "github.com/leasebus/leasebus/runtime"
+	"github.com/leasebus/leasebus/runtime/memory"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

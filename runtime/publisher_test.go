@@ -7,9 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
 	leasebus "github.com/leasebus/leasebus/runtime"
 	"github.com/leasebus/leasebus/runtime/memory"
-	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
 func TestPublish_refuses_and_stores_nothing(t *testing.T) {

@@ -36,7 +36,8 @@ func TestDecide(t *testing.T) {
 			nil, attemptResult{attempt: 2, err: boom}, Settlement{Kind: SettleRetry, Delay: 2 * time.Second},
 		},
 		"S21 the last attempt": {
-			nil, attemptResult{attempt: 3, err: boom},
+			nil,
+			attemptResult{attempt: 3, err: boom},
 			Settlement{Kind: SettleDeadLetter, Reason: ReasonExhausted, DeadLetterQueue: "queue.dlq", Attempts: 3},
 		},
 		"S21 no retries": {
@@ -45,11 +46,13 @@ func TestDecide(t *testing.T) {
 			Settlement{Kind: SettleDeadLetter, Reason: ReasonExhausted, DeadLetterQueue: "queue.dlq", Attempts: 1},
 		},
 		"S19 permanent": {
-			nil, attemptResult{attempt: 1, err: Permanent(boom)},
+			nil,
+			attemptResult{attempt: 1, err: Permanent(boom)},
 			Settlement{Kind: SettleDeadLetter, Reason: ReasonPermanent, DeadLetterQueue: "queue.dlq", Attempts: 1},
 		},
 		"S28 invalid has a route of its own": {
-			nil, attemptResult{attempt: 1, err: Invalid(boom)},
+			nil,
+			attemptResult{attempt: 1, err: Invalid(boom)},
 			Settlement{Kind: SettleDeadLetter, Reason: ReasonInvalid, DeadLetterQueue: "queue.bad", Attempts: 1},
 		},
 		"S28 invalid without one goes with the others": {
@@ -63,22 +66,26 @@ func TestDecide(t *testing.T) {
 			Settlement{Kind: SettleDiscard, Reason: ReasonInvalid, Attempts: 1},
 		},
 		"S19 retry after": {
-			nil, attemptResult{attempt: 1, err: RetryAfter(time.Hour, boom)},
+			nil,
+			attemptResult{attempt: 1, err: RetryAfter(time.Hour, boom)},
 			Settlement{Kind: SettleRetry, Delay: time.Hour},
 		},
 		"S19 retry after, attempts spent": {
-			nil, attemptResult{attempt: 3, err: RetryAfter(time.Hour, boom)},
+			nil,
+			attemptResult{attempt: 3, err: RetryAfter(time.Hour, boom)},
 			Settlement{Kind: SettleDeadLetter, Reason: ReasonExhausted, DeadLetterQueue: "queue.dlq", Attempts: 3},
 		},
 		"S19 defer spends nothing": {
 			nil, attemptResult{attempt: 3, err: Defer(time.Hour)}, Settlement{Kind: SettleDefer, Delay: time.Hour},
 		},
 		"S19 a wrapped verdict counts": {
-			nil, attemptResult{attempt: 1, err: fmt.Errorf("while paying: %w", Permanent(boom))},
+			nil,
+			attemptResult{attempt: 1, err: fmt.Errorf("while paying: %w", Permanent(boom))},
 			Settlement{Kind: SettleDeadLetter, Reason: ReasonPermanent, DeadLetterQueue: "queue.dlq", Attempts: 1},
 		},
 		"S19 the outermost verdict counts": {
-			nil, attemptResult{attempt: 1, err: RetryAfter(time.Hour, Permanent(boom))},
+			nil,
+			attemptResult{attempt: 1, err: RetryAfter(time.Hour, Permanent(boom))},
 			Settlement{Kind: SettleRetry, Delay: time.Hour},
 		},
 		"S23 too old": {
@@ -88,31 +95,36 @@ func TestDecide(t *testing.T) {
 		},
 		"S23 not too old": {
 			func(p *Policy) { p.Retry.GiveUpAfter = time.Hour },
-			attemptResult{attempt: 1, age: time.Hour, err: boom}, Settlement{Kind: SettleRetry, Delay: time.Second},
+			attemptResult{attempt: 1, age: time.Hour, err: boom},
+			Settlement{Kind: SettleRetry, Delay: time.Second},
 		},
 		"S23 0 is never": {
 			nil, attemptResult{attempt: 1, age: 1e6 * time.Hour, err: boom}, Settlement{Kind: SettleRetry, Delay: time.Second},
 		},
 		"S50 C5_9 interrupted by a shutdown": {
-			nil, attemptResult{attempt: 3, err: context.Canceled, ended: ErrShutdown},
+			nil,
+			attemptResult{attempt: 3, err: context.Canceled, ended: ErrShutdown},
 			Settlement{Kind: SettleRelease, Started: true},
 		},
 		"S50 C5_1 a verdict after the shutdown counts": {
-			nil, attemptResult{attempt: 1, err: Permanent(boom), ended: ErrShutdown},
+			nil,
+			attemptResult{attempt: 1, err: Permanent(boom), ended: ErrShutdown},
 			Settlement{Kind: SettleDeadLetter, Reason: ReasonPermanent, DeadLetterQueue: "queue.dlq", Attempts: 1},
 		},
 		"S50 success after the shutdown counts": {
 			nil, attemptResult{attempt: 1, ended: ErrShutdown}, Settlement{Kind: SettleComplete},
 		},
 		"S25 interrupted too often": {
-			nil, attemptResult{attempt: 1, interruptions: 10, err: context.Canceled, ended: ErrShutdown},
+			nil,
+			attemptResult{attempt: 1, interruptions: 10, err: context.Canceled, ended: ErrShutdown},
 			Settlement{Kind: SettleRetry, Delay: time.Second},
 		},
 		"S7 a cancellation of the handler's own": {
 			nil, attemptResult{attempt: 1, err: context.DeadlineExceeded}, Settlement{Kind: SettleRetry, Delay: time.Second},
 		},
 		"S7 a handler timeout": {
-			nil, attemptResult{attempt: 3, err: context.Canceled, ended: ErrHandlerTimeout},
+			nil,
+			attemptResult{attempt: 3, err: context.Canceled, ended: ErrHandlerTimeout},
 			Settlement{Kind: SettleDeadLetter, Reason: ReasonExhausted, DeadLetterQueue: "queue.dlq", Attempts: 3},
 		},
 	} {
