@@ -148,7 +148,7 @@ func (w *watched) busiest() string {
 func (w *watched) Subscribe(ctx context.Context, sub leasebus.Subscription) (leasebus.Feed, error) {
 	feed, err := w.store.Subscribe(ctx, sub)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // says what and where
+		return nil, err
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -181,13 +181,13 @@ func (f *watchedFeed) Lease(ctx context.Context, dst []leasebus.Lease) (int, err
 	}
 	w.runs += n
 	w.held += n
-	return n, err //nolint:wrapcheck // the engine knows the feed's errors
+	return n, err
 }
 
 // Settle implements [leasebus.Feed].
 func (f *watchedFeed) Settle(ctx context.Context, batch []leasebus.Settlement) error {
 	if err := f.Feed.Settle(ctx, batch); err != nil {
-		return err //nolint:wrapcheck // the engine knows the feed's errors
+		return err
 	}
 	w := f.watched
 	w.mu.Lock()

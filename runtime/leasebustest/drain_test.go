@@ -25,6 +25,7 @@ func wantCounts(t *testing.T, got, want leasebus.ProcessorStats) {
 }
 
 func TestDrain_UntilEverythingHasEnded(t *testing.T) {
+	t.Parallel()
 	inAndOut(t, func(t *testing.T) {
 		store := leasebustest.NewStore()
 		publishTexts(t, store, "good", "bad", "flaky", "late", "hopeless")
@@ -64,6 +65,7 @@ func TestDrain_UntilEverythingHasEnded(t *testing.T) {
 }
 
 func TestDrain_AFlowOfSeveralQueues(t *testing.T) {
+	t.Parallel()
 	inAndOut(t, func(t *testing.T) {
 		store := leasebustest.NewStore()
 		out := newNumbers(t, store)
@@ -105,12 +107,14 @@ func TestDrain_QueuesWithoutAHandlerStay(t *testing.T) {
 }
 
 func TestDrain_AnEmptyStore(t *testing.T) {
+	t.Parallel()
 	inAndOut(t, func(t *testing.T) {
 		wantCounts(t, leasebustest.Drain(t, leasebustest.NewStore(), texts(answer(nil))), leasebus.ProcessorStats{})
 	})
 }
 
 func TestDrain_WhatADeadWorkerHolds(t *testing.T) {
+	t.Parallel()
 	inAndOut(t, func(t *testing.T) {
 		store := leasebustest.NewStore()
 		publishTexts(t, store, "a")
@@ -146,6 +150,7 @@ func TestDrain_TwiceOnOneStore(t *testing.T) {
 }
 
 func TestDrain_ManyAtOnce(t *testing.T) {
+	t.Parallel()
 	inAndOut(t, func(t *testing.T) {
 		store := leasebustest.NewStore()
 		const messages = 500

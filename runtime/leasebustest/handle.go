@@ -83,7 +83,7 @@ func Handle[M proto.Message](tb testing.TB, register func(*leasebus.Processor) e
 		if err == nil {
 			_, err = publisher.Publish(ctx, m, o.publish...)
 		}
-		return err //nolint:wrapcheck // names the message already
+		return err
 	}
 	settled := make(chan Decision, 1)
 	p := newProcessor(tb, source, register, &o.runOptions, leasebus.WithHooks(leasebus.Hooks{
@@ -129,7 +129,7 @@ type oneMessage struct {
 func (s *oneMessage) Subscribe(ctx context.Context, sub leasebus.Subscription) (leasebus.Feed, error) {
 	feed, err := s.store.Subscribe(ctx, sub)
 	if err != nil {
-		return nil, err //nolint:wrapcheck // says what and where
+		return nil, err
 	}
 	mine := sub.Policy.Type == s.typeName
 	if mine {
@@ -177,7 +177,7 @@ func (f *oneMessageFeed) Lease(ctx context.Context, dst []leasebus.Lease) (int, 
 	}
 	n, err := f.Feed.Lease(ctx, dst[:1])
 	if n == 0 {
-		return n, err //nolint:wrapcheck // the engine knows the feed's errors
+		return n, err
 	}
 	f.given.Store(true)
 	dst[0].Attempt = s.attempt

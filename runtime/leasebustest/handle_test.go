@@ -113,6 +113,7 @@ func TestHandle_TellsWhatWasDecided(t *testing.T) {
 }
 
 func TestHandle_TheHandlerSeesTheMessage(t *testing.T) {
+	t.Parallel()
 	inAndOut(t, func(t *testing.T) {
 		id := leasebus.NewID()
 		d := leasebustest.Handle(t, texts(func(ctx context.Context, m text) error {
@@ -191,6 +192,7 @@ func TestHandle_TheMessagePicksItsHandler(t *testing.T) {
 }
 
 func TestHandle_WhatItsHandlerPublishes(t *testing.T) {
+	t.Parallel()
 	inAndOut(t, func(t *testing.T) {
 		store := leasebustest.NewStore()
 		out := newNumbers(t, store)

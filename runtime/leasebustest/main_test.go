@@ -135,5 +135,5 @@ type exampleTest struct{ testing.TB }
 
 func (exampleTest) Helper()                           {}
 func (exampleTest) Context() context.Context          { return context.Background() }
-func (exampleTest) Errorf(format string, args ...any) { fmt.Printf(format+"\n", args...) }
+func (exampleTest) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
 func (exampleTest) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }

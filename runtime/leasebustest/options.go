@@ -37,7 +37,7 @@ func newRunOptions() runOptions {
 	return runOptions{
 		patience: DefaultPatience,
 		processor: []leasebus.ProcessorOption{
-			leasebus.WithConcurrency(1), // messages in their order: a test that fails fails every time
+			leasebus.WithConcurrency(1), // messages in their order: what fails once will fail again
 			leasebus.WithLookAhead(0),
 			leasebus.WithSettleLinger(0),
 			leasebus.WithDrainTimeout(0), // what still runs at the end has failed its test

@@ -27,7 +27,7 @@ func NewStore(opts ...memory.Option) *Store { return &Store{Store: memory.New(op
 // Publish implements [leasebus.Publisher].
 func (s *Store) Publish(ctx context.Context, out []leasebus.Outgoing, receipts []leasebus.Receipt) error {
 	if err := s.Store.Publish(ctx, out, receipts); err != nil {
-		return err //nolint:wrapcheck // this is the memory store, to the caller
+		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

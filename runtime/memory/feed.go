@@ -154,6 +154,7 @@ func (f *feed) settle(s *leasebus.Settlement, now int64) leasebus.Result {
 		q.bury(r, s, now)
 	case leasebus.SettleDiscard:
 		r.state = discarded
+	case leasebus.SettleVerify: // answered above
 	}
 	return leasebus.ResultOK
 }

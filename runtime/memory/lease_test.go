@@ -248,6 +248,7 @@ func TestLease_S10_CrashedUntilAnOutcomeIsRecorded(t *testing.T) {
 }
 
 func TestFence_S12_AStaleWorkerChangesNothing(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []leasebus.SettlementKind{
 		leasebus.SettleComplete, leasebus.SettleRetry, leasebus.SettleDefer, leasebus.SettleRelease,
 		leasebus.SettleDeadLetter, leasebus.SettleDiscard, leasebus.SettleVerify,

@@ -247,6 +247,7 @@ func (m *model) settled(row int, s leasebus.Settlement) {
 		last, err := m.store.LastDeadLetter(m.t.Context(), orders)
 		m.fail(err)
 		r.cursor = last
+	case leasebus.SettleVerify: // is not drawn
 	}
 }
 

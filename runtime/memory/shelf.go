@@ -76,8 +76,6 @@ type place struct {
 	row      *row
 }
 
-func (s *shelf) len() int { return len(s.places) - s.empty }
-
 func (s *shelf) add(r *row) {
 	s.last++
 	r.dead.position = s.last

@@ -9,6 +9,7 @@ package memory
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -117,7 +118,7 @@ func (s *Store) Subscribe(ctx context.Context, sub leasebus.Subscription) (lease
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("memory: subscribe to %q: %w", sub.Queue, context.Cause(ctx))
 	case sub.Queue == "":
-		return nil, fmt.Errorf("memory: subscribe: the queue is empty; a name is needed")
+		return nil, errors.New("memory: subscribe: the queue is empty; a name is needed")
 	case sub.Owner == "":
 		return nil, fmt.Errorf("memory: subscribe to %q: the owner is empty; a name is needed", sub.Queue)
 	case sub.Policy == nil:

@@ -42,20 +42,20 @@ func TestWake_WhenThereIsSomethingForAHungryFeed(t *testing.T) {
 			store.Advance(19 * time.Second)
 			time.Sleep(time.Second)
 		}},
-		{"retried", func(t *testing.T, _ *memory.Store, other *consumer, held *leasebus.Lease) {
+		{"retried", func(_ *testing.T, _ *memory.Store, other *consumer, held *leasebus.Lease) {
 			other.mustSettle(leasebus.Settlement{Lease: held, Kind: leasebus.SettleRetry, Delay: 5 * time.Second})
 			time.Sleep(5 * time.Second)
 		}},
-		{"deferred", func(t *testing.T, _ *memory.Store, other *consumer, held *leasebus.Lease) {
+		{"deferred", func(_ *testing.T, _ *memory.Store, other *consumer, held *leasebus.Lease) {
 			other.mustSettle(leasebus.Settlement{Lease: held, Kind: leasebus.SettleDefer})
 		}},
-		{"released", func(t *testing.T, _ *memory.Store, other *consumer, held *leasebus.Lease) {
+		{"released", func(_ *testing.T, _ *memory.Store, other *consumer, held *leasebus.Lease) {
 			other.mustSettle(leasebus.Settlement{Lease: held, Kind: leasebus.SettleRelease})
 		}},
 		{"expired", func(*testing.T, *memory.Store, *consumer, *leasebus.Lease) {
 			time.Sleep(lease)
 		}},
-		{"renewed, then expired", func(t *testing.T, _ *memory.Store, other *consumer, held *leasebus.Lease) {
+		{"renewed, then expired", func(_ *testing.T, _ *memory.Store, other *consumer, held *leasebus.Lease) {
 			time.Sleep(lease / 2)
 			other.renew(held)
 			time.Sleep(lease)
