@@ -5,13 +5,14 @@ package testservers
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -78,13 +79,7 @@ func initialised(ctx context.Context, binaries string, who servant) (string, err
 	if err != nil {
 		return "", err
 	}
-	name := strings.Map(func(r rune) rune {
-		if r == '.' || '0' <= r && r <= '9' {
-			return r
-		}
-		return -1
-	}, strings.SplitN(string(version), "(", 2)[0])
-	home := filepath.Join(folder, "initdb-"+name)
+	home := filepath.Join(folder, fmt.Sprintf("initdb-%x", sha256.Sum256(version)))
 	template := filepath.Join(home, "data")
 	if _, err := os.Stat(template); err == nil {
 		return template, nil
@@ -137,7 +132,7 @@ func (i *instance) start(ctx context.Context) error {
 
 func (i *instance) launch() error {
 	args := []string{"-D", i.data(), "-p", strconv.Itoa(i.port)}
-	for _, setting := range append(instanceSettings[:len(instanceSettings):len(instanceSettings)], i.settings...) {
+	for _, setting := range slices.Concat(instanceSettings, i.settings) {
 		args = append(args, "-c", setting)
 	}
 	cmd := i.servant.command(context.Background(), filepath.Join(i.binaries, "postgres"), args...)

@@ -24,9 +24,9 @@ func TestMain(m *testing.M) {
 // count says numbers, for ever.
 func count(ctx context.Context) error {
 	for i := 0; ctx.Err() == nil; i++ {
-		Say("%d %s", i, os.Getenv("COUNT_NAME"))
+		Sayf("%d %s", i, os.Getenv("COUNT_NAME"))
 	}
-	Say("stopped")
+	Sayf("stopped")
 	return nil
 }
 
@@ -43,7 +43,7 @@ func holdCluster(ctx context.Context) error {
 	if err := server.start(ctx); err != nil {
 		return err
 	}
-	Say("dsn %s", server.dsn("postgres"))
+	Sayf("dsn %s", server.dsn("postgres"))
 	<-ctx.Done()
 	return nil
 }
@@ -54,7 +54,7 @@ func holdShared(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	Say("dsn %s", dsn)
+	Sayf("dsn %s", dsn)
 	<-ctx.Done()
 	return nil
 }

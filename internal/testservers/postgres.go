@@ -236,19 +236,25 @@ func joinShared(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*startTimeout)
 	defer cancel()
 	dsn, leave, err := shared{folder}.join(ctx)
-	leaveShared = leave
-	return dsn, err
+	if err != nil {
+		return "", err
+	}
+	leaveShared.Store(&leave)
+	return dsn, nil
 }
 
-// leaveShared is kept reachable: it holds the lock.
-var leaveShared func()
+// leaveShared is kept reachable, as long as the process lives: it holds the lock.
+var leaveShared atomic.Pointer[func()]
 
 // compose starts the servers of compose.yaml, which stands beside this file.
 func compose(ctx context.Context) error {
 	if _, err := exec.LookPath("docker"); err != nil {
 		return err
 	}
-	_, here, _, _ := runtime.Caller(0)
+	_, here, _, ok := runtime.Caller(0)
+	if !ok {
+		return errors.New("the program does not know where its source is")
+	}
 	out, err := exec.CommandContext(ctx, "docker", "compose", "-f", filepath.Join(filepath.Dir(here), "compose.yaml"), "up", "-d", "--wait").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("docker compose up: %w\n%s", err, out)

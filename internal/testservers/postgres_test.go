@@ -24,7 +24,7 @@ func TestPostgres_EachTestHasADatabaseOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestPostgres_IsDroppedAfterTheTestThoughConnected(t *testing.T) {
+func TestPostgres_IsDroppedAfterTheTestThoughConnected(t *testing.T) { //nolint:tparallel // what follows looks at what the subtest left behind
 	t.Parallel()
 	notInShort(t)
 	var name string

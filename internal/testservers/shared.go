@@ -182,7 +182,7 @@ func (s shared) end(ctx context.Context, server *instance, due bool) (bool, erro
 	}
 	f, err := tryLock(s.path("users.lock"))
 	if err != nil {
-		return false, nil //nolint:nilerr // somebody uses it
+		return false, nil // somebody uses it
 	}
 	defer f.Close()
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)

@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -49,8 +50,8 @@ func RunWorker(roles map[string]func(ctx context.Context) error) {
 	os.Exit(0)
 }
 
-// Say tells the test a line, from a worker.
-func Say(format string, args ...any) {
+// Sayf tells the test a line, from a worker.
+func Sayf(format string, args ...any) {
 	// One write for each line: those of several goroutines do not mix, and a killed worker leaves no half of one.
 	_, _ = os.Stdout.WriteString(fmt.Sprintf(format, args...) + "\n")
 }
@@ -168,7 +169,7 @@ func (w *Worker) Wait() error {
 // Lines is what the worker said so far.
 func (w *Worker) Lines() []string {
 	lines, _, _ := w.seen()
-	return lines[:len(lines):len(lines)]
+	return slices.Clip(lines)
 }
 
 // Await waits until the worker has said a line that begins with prefix, and returns what follows there.
@@ -242,7 +243,7 @@ func (c *Crew) Churn(ctx context.Context, next func(ctx context.Context, killed 
 func (c *Crew) Workers() []*Worker {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return append(c.retired[:len(c.retired):len(c.retired)], c.at...)
+	return slices.Concat(c.retired, c.at)
 }
 
 // Stop stops the workers that are left. The error joins theirs.
