@@ -1,0 +1,236 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Other processes are told of messages by notifications: the queue and the first position, so that their cursors go back
+// to it. A notification is a hint; everything is found without it too, only later.
+
+const (
+	// notifySpacing is the least time between two notifications of this process: what comes meanwhile shares the next.
+	// Inside the publishing transactions they would queue for one lock of the server.
+	notifySpacing = 2 * time.Millisecond
+	// notifyBound is the longest that sending may take.
+	notifyBound = 5 * time.Second
+
+	// notifySQL does not wait for the disk: a notification has nothing to lose.
+	notifySQL = `SELECT pg_notify($1, hint), set_config('synchronous_commit', 'off', true) FROM unnest($2::text[]) AS hint`
+)
+
+// hint is a notification's payload: queue, first position, microseconds until something is due, sender.
+func (a arrival) hint(instance uint64) string {
+	return fmt.Sprintf("%d:%d:%d:%x", a.queue, a.pos, a.due.Microseconds(), instance)
+}
+
+func parseHint(payload string) (a arrival, instance uint64, ok bool) {
+	parts := strings.Split(payload, ":")
+	if len(parts) < 4 { // a later version may say more
+		return a, 0, false
+	}
+	queue, err1 := strconv.ParseInt(parts[0], 10, 32)
+	pos, err2 := strconv.ParseInt(parts[1], 10, 64)
+	due, err3 := strconv.ParseInt(parts[2], 10, 64)
+	instance, err4 := strconv.ParseUint(parts[3], 16, 64)
+	if err := errors.Join(err1, err2, err3, err4); err != nil || pos < 0 || due < 0 || due > int64(maxDue/time.Microsecond) {
+		return a, 0, false
+	}
+	return arrival{queue: int32(queue), pos: pos, due: time.Duration(due) * time.Microsecond}, instance, true
+}
+
+// maxDue is as far ahead as anyone looks for what is due: farther means not now.
+const maxDue = 24 * time.Hour
+
+// notifier sends hints, gathered.
+type notifier struct {
+	in *Inbox
+
+	mu      sync.Mutex
+	pending map[arrivalKey]arrival
+	running bool
+}
+
+// arrivalKey keeps what is due now and what will be apart.
+type arrivalKey struct {
+	queue int32
+	later bool
+}
+
+func (n *notifier) add(a arrival) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.pending == nil {
+		n.pending = make(map[arrivalKey]arrival)
+	}
+	a.due = min(a.due, maxDue)
+	key := arrivalKey{a.queue, a.pos == 0}
+	if have, ok := n.pending[key]; ok {
+		a.pos, a.due = min(a.pos, have.pos), min(a.due, have.due)
+	}
+	n.pending[key] = a
+	if !n.running {
+		n.running = n.in.start(n.run)
+	}
+}
+
+// run sends what is pending until there is nothing.
+func (n *notifier) run() {
+	for {
+		hints := n.take()
+		if len(hints) == 0 {
+			return
+		}
+		n.send(hints)
+		select {
+		case <-time.After(notifySpacing):
+		case <-n.in.ctx.Done():
+		}
+	}
+}
+
+func (n *notifier) take() (hints []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, a := range n.pending {
+		hints = append(hints, a.hint(n.in.instance))
+	}
+	clear(n.pending)
+	n.running = len(hints) > 0
+	return hints
+}
+
+func (n *notifier) send(hints []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), notifyBound)
+	defer cancel()
+	err := n.in.caller.call(ctx, n.in.rest,
+		func(b *pgx.Batch) { b.Queue(notifySQL, n.in.options.channel(), hints) },
+		func(results pgx.BatchResults) error { return skip(results) })
+	if err != nil {
+		n.in.options.log.Debug("leasebus: notification not sent, others will find the messages later", "error", err)
+	}
+}
+
+// listener keeps a connection that receives hints.
+type listener struct {
+	in *Inbox
+}
+
+const (
+	// proveBound is how long the proof may take that notifications arrive: behind a pooler in transaction mode the
+	// server sends them to a connection that is someone else's.
+	proveBound = 3 * time.Second
+	// idleBound is how long a listener hears nothing before it asks whether its connection is there.
+	idleBound = 30 * time.Second
+
+	listenFirst, listenMost = 100 * time.Millisecond, 30 * time.Second
+)
+
+var errDeaf = errors.New("notifications do not arrive")
+
+// run listens until Close, and comes back by itself.
+func (l *listener) run() {
+	in := l.in
+	wait := listenFirst
+	for in.ctx.Err() == nil {
+		began := time.Now()
+		err := l.listen(in.ctx)
+		in.keeper.listening(false)
+		if in.ctx.Err() != nil {
+			return
+		}
+		if errors.Is(err, errDeaf) {
+			in.options.log.Info("leasebus: notifications do not arrive here, as behind a pooler in transaction mode; polling instead",
+				"schema", in.options.schema, "poll", in.options.poll)
+			wait = listenMost
+		} else {
+			in.options.log.Warn("leasebus: listening for notifications failed, polling meanwhile", "schema", in.options.schema, "error", err)
+			if time.Since(began) > listenMost {
+				wait = listenFirst
+			}
+		}
+		select {
+		case <-time.After(wait):
+		case <-in.ctx.Done():
+		}
+		wait = min(2*wait, listenMost)
+	}
+}
+
+func (l *listener) listen(ctx context.Context) error {
+	in := l.in
+	conn, err := pgx.ConnectConfig(ctx, in.options.listen.Copy())
+	if err != nil {
+		return err
+	}
+	defer func() {
+		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = conn.Close(bound)
+	}()
+	channel := in.options.channel()
+	if _, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{channel}.Sanitize()); err != nil {
+		return err
+	}
+	if err := l.prove(ctx, conn, channel); err != nil {
+		return err
+	}
+	in.keeper.listening(true)
+	for {
+		bound, cancel := context.WithTimeout(ctx, idleBound)
+		heard, err := conn.WaitForNotification(bound)
+		cancel()
+		switch {
+		case err == nil:
+			l.hear(heard.Payload)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case bound.Err() == nil || conn.IsClosed():
+			return err
+		default:
+			bound, cancel := context.WithTimeout(ctx, proveBound)
+			err := conn.Ping(bound)
+			cancel()
+			if err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// prove sends a notification by another connection and waits for it.
+func (l *listener) prove(ctx context.Context, conn *pgx.Conn, channel string) error {
+	in := l.in
+	bound, cancel := context.WithTimeout(ctx, proveBound)
+	defer cancel()
+	proof := fmt.Sprintf("proof:%x", in.instance)
+	if err := in.caller.call(bound, in.rest, func(b *pgx.Batch) { b.Queue(notifySQL, channel, []string{proof}) }, skip); err != nil {
+		return err
+	}
+	for {
+		heard, err := conn.WaitForNotification(bound)
+		switch {
+		case err == nil && heard.Payload == proof:
+			return nil
+		case err == nil:
+			l.hear(heard.Payload)
+		case ctx.Err() == nil && bound.Err() != nil:
+			return errDeaf
+		default:
+			return err
+		}
+	}
+}
+
+func (l *listener) hear(payload string) {
+	if a, instance, ok := parseHint(payload); ok && instance != l.in.instance {
+		l.in.keeper.arrived(a)
+	}
+}
