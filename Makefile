@@ -31,7 +31,7 @@ test: $(BUF) ## Run all tests, with the race detector.
 	$(GO) test $(RACE) -count=$(COUNT) -timeout 10m ./...
 
 .PHONY: test-short
-test-short: $(BUF) ## Run the tests that take no time, without the race detector.
+test-short: $(BUF) ## Run the tests that need no server and little time, without the race detector.
 	$(GO) test -short -timeout 5m ./...
 
 .PHONY: bench
@@ -41,7 +41,6 @@ bench: ## Run the benchmarks; BENCH=regexp selects, COUNT=10 repeats for benchst
 .PHONY: generate
 generate: $(BUF) golden-update ## Write all generated files: from the proto files, the goldens, the contract's table.
 	$(BUF) generate
-	$(BUF) generate --template examples/buf.gen.yaml
 	$(BUF) generate --template examples/buf.gen.yaml
 	$(GO) run ./internal/contract
 
