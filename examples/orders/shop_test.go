@@ -75,10 +75,13 @@ type (
 	mailFunc     func(context.Context) error
 )
 
-func (f paymentsFunc) Charge(ctx context.Context, _ string, _ int64) error          { return f(ctx) }
+func (f paymentsFunc) Charge(ctx context.Context, _ string, _ int64) error { return f(ctx) }
+
 func (f stockFunc) Reserve(ctx context.Context, _ string, _ []*ordersv1.Item) error { return f(ctx) }
-func (f mailFunc) Send(ctx context.Context, _ string, _ string, _ string) error     { return f(ctx) }
-func fails(err error) func(context.Context) error                                   { return func(context.Context) error { return err } }
+
+func (f mailFunc) Send(ctx context.Context, _ string, _ string, _ string) error { return f(ctx) }
+
+func fails(err error) func(context.Context) error { return func(context.Context) error { return err } }
 
 var errDown = errors.New("the provider answers 503")
 
@@ -262,7 +265,7 @@ func TestReserveStock_LongerThanItsLease(t *testing.T) {
 			})
 		})
 		s.place(t, order())
-		ctx, stop := context.WithTimeout(t.Context(), time.Hour)
+		ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer stop()
 		ended := make(chan error, 2)
 		for range 2 {
