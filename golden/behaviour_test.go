@@ -80,7 +80,7 @@ func (g generated[M]) refused(t *testing.T) {
 	}
 }
 
-func (g generated[M]) run(t *testing.T) { //nolint:thelper // this is the test, not a helper of one
+func (g generated[M]) run(t *testing.T) {
 	store := memory.New()
 	publisher, err := g.newPublisher(store)
 	if err != nil {
