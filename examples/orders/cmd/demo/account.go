@@ -41,6 +41,8 @@ func (s *story) conclude(ctx context.Context) error {
 	}
 	s.remaining(left)
 
+	// The store counts what is completed and lists what is dead. When it can list both, retries are to be counted from
+	// their histories, and losses id by id.
 	a.retried = s.n.retries()
 	a.lost = int64(len(s.n.acknowledged())) - a.completed - a.deadLettered
 	s.n.sayf("\ndemo: %v", &a)
