@@ -112,8 +112,26 @@ func (p *Processor) invoke(l *Lease) (err error) {
 			p.exited(l, err)
 		}
 	}()
-	err = p.attempt(&l.run.ctx, l)
+	err = tame(p.attempt(&l.run.ctx, l))
 	returned = true
+	return err
+}
+
+// tame replaces an error that cannot be asked what it is, such as a nil pointer returned as an error, by the panic that
+// asking ends in.
+func tame(err error) (tamed error) {
+	if err == nil {
+		return nil
+	}
+	defer func() {
+		if value := recover(); value != nil {
+			tamed = &PanicError{Value: value, Stack: stack()}
+		}
+	}()
+	var v *verdict
+	_ = errors.As(err, &v)           // Unwrap and As of all of its tree
+	_ = errors.Is(err, ErrLeaseLost) // Is
+	_ = errorType(err)
 	return err
 }
 
