@@ -135,6 +135,13 @@ type testCase struct {
 	run          func(*trial)
 }
 
+func tables() [][]testCase {
+	return [][]testCase{
+		publishCases, leaseCases, settleCases, stopCases, wakeCases, deadLetterCases, operatorCases, // of the roles
+		verdictCases, retryCases, processorLeaseCases, drainCases, sharingCases, hookCases, managerCases, randomCases,
+	}
+}
+
 // Run runs every case that b's capabilities call for, in parallel, as subtests of t.
 func Run(t *testing.T, b Backend) {
 	t.Helper()
@@ -143,10 +150,7 @@ func Run(t *testing.T, b Backend) {
 	}
 	given := b.Capabilities.set()
 	listed, all := 0, 0
-	for _, table := range [][]testCase{
-		publishCases, leaseCases, settleCases, stopCases, wakeCases, deadLetterCases, operatorCases,
-		verdictCases, retryCases, processorLeaseCases, drainCases, sharingCases, hookCases, managerCases, randomCases,
-	} {
+	for _, table := range tables() {
 		for _, c := range table {
 			all++
 			if c.needs&^given != 0 || c.lacks&given != 0 {

@@ -20,6 +20,8 @@ var drainCases = []testCase{
 	{name: "S25_refunds_of_started_attempts_are_capped", run: refundsAreCapped},
 	{name: "S51_drain_with_a_done_context_leaves_handlers_running", run: drainWithDoneContext},
 	{name: "S53_drain_several_times_and_from_a_handler", run: drainFromAHandler},
+	{name: "S53_drain_in_a_pause_and_with_a_store_that_is_away", run: drainWhileAway},
+	{name: "S50_S53_drain_does_not_wait_for_a_subscription_that_hangs", run: drainWhileSubscribing},
 	{name: "S52_paused_processor_hands_the_same_message_over_after_resume", run: pauseKeepsMessages},
 	{name: "S52_long_pause_gives_waiting_messages_back", run: longPauseGivesBack},
 	{name: "S52_C5_3_pause_and_resume_under_load_lose_nothing", run: pausesUnderLoad},
@@ -215,6 +217,48 @@ func drainFromAHandler(t *trial) {
 	callers.Wait()
 	want(t, "counter Succeeded", w.Stats().Succeeded, 1)
 	t.nothingLeft()
+}
+
+func drainWhileAway(t *trial) {
+	u := &unreliable{Source: t.store}
+	w := t.newWorker(u)
+	w.register(func(context.Context, leasebus.Delivery, string) error { return nil })
+	w.start()
+	t.publish("before")
+	w.untilSettled(1)
+	w.Pause()
+	u.noSubscribe.Store(true)
+	w.Resume()
+	t.until("subscribing had failed", func() bool { return u.failures.Load() > 0 })
+	w.drained()
+	w.Pause()
+	w.Resume() // after the end, neither does anything
+	t.publish("after")
+	want(t, "attempt of what came later", t.subscribe().takeOne().Attempt, 1)
+	want(t, "handler calls", len(w.untilRuns(1)), 1)
+}
+
+func drainWhileSubscribing(t *trial) {
+	u := &unreliable{Source: t.store}
+	w := t.newWorker(u)
+	w.register(func(context.Context, leasebus.Delivery, string) error { return nil })
+	w.start()
+	t.publish("before")
+	w.untilSettled(1)
+	w.Pause()
+	g := t.newGate()
+	defer g.lift()
+	u.hang.Store(g)
+	w.Resume()
+	t.until("subscribing had begun", func() bool { return u.failures.Load() > 0 })
+	drained := make(chan error, 1)
+	go func() { drained <- w.Drain(t.ctx) }()
+	select {
+	case err := <-drained:
+		t.must(err, "drain")
+	case <-time.After(t.patience()):
+		t.Errorf("a drain, which is to end in %v, still waits after %v for a subscription that hangs", 2*t.lease, t.patience())
+	}
 }
 
 func pauseKeepsMessages(t *trial) {

@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -18,7 +19,18 @@ var processorLeaseCases = []testCase{
 	{name: "S6_S12_C1_1_C1_6_stolen_lease_cancels_the_handler_and_refuses_it", needs: leaseExpiry | fencingToken, run: stolenLease},
 	{name: "S12_C1_2_stale_failure_changes_nothing", needs: leaseExpiry | fencingToken, run: staleFailure},
 	{name: "S16_C2_4_settlement_waits_for_a_store_that_is_away", run: settlementWaits},
+	{name: "S14_settlement_whose_answer_was_lost_is_unknown_not_refused", needs: fencingToken, run: lostAnswerIsUnknown},
 	{name: "S16_C5_6_C5_7_drain_reports_what_could_not_be_settled", run: unsettledIsReported},
+	{name: "S13_busy_settlement_is_tried_again_and_not_lost", run: busyIsTriedAgain},
+	{name: "S13_S16_drain_reports_what_stayed_busy", run: stayedBusyIsReported},
+	{name: "S15_refused_text_is_replaced_and_spoils_no_neighbour", run: refusedTextIsReplaced},
+	{name: "S15_settlement_that_is_always_refused_does_not_loop", run: refusedForGood},
+	{name: "S37_C5_1_C5_2_operators_cancellation_reaches_the_handler", run: cancellationReaches},
+	{name: "S17_completion_in_the_handlers_transaction_counts", needs: verify, run: completedInTransaction},
+	{name: "S17_transaction_that_did_not_commit_is_a_failure", needs: verify, run: uncommittedTransaction},
+	{name: "S6_lease_lost_while_it_waits_is_not_started", needs: leaseExpiry | attemptsAtLease, run: lostWhileWaiting},
+	{name: "S2_slow_handlers_hoard_nothing", run: slowHandlersHoardNothing},
+	{name: "S54_resume_goes_on_when_the_store_is_back", run: resumeGoesOn},
 	{name: "S54_C9_3_leasing_goes_on_after_a_store_was_away", run: leasingGoesOn},
 	{name: "S2_C2_1_several_processors_handle_each_message_once", run: severalProcessors},
 	{name: "S46_fencing_token_grows_from_attempt_to_attempt", needs: fencingToken, run: tokenGrows},
@@ -191,6 +203,30 @@ func settlementWaits(t *trial) {
 	t.nothingLeft()
 }
 
+func lostAnswerIsUnknown(t *trial) {
+	ids := t.publishMany(5)
+	u := &unreliable{Source: t.store}
+	u.mute.Store(true)
+	w := t.newWorker(u)
+	w.register(func(context.Context, leasebus.Delivery, string) error { return nil })
+	w.start()
+	t.until("an answer was lost", func() bool { return u.failures.Load() > 0 })
+	w.untilRuns(5)
+	t.nothingLeft()
+	u.mute.Store(false)
+	w.untilSettled(5)
+	s := w.Stats()
+	want(t, "counter Succeeded and SettleUnknown together", s.Succeeded+s.SettleUnknown, 5)
+	if s.SettleUnknown == 0 {
+		t.Error("counter SettleUnknown: got 0, want what was settled with its answer lost")
+	}
+	want(t, "counter PersistRejected", s.PersistRejected, 0)
+	for _, id := range ids {
+		wantAll(t, "attempts", w.attemptsOf(id), []int{1})
+	}
+	w.drained()
+}
+
 func unsettledIsReported(t *trial) {
 	ids := t.publishMany(3)
 	u := &unreliable{Source: t.store}
@@ -205,6 +241,234 @@ func unsettledIsReported(t *trial) {
 	wantAll(t, "unsettled ids", sorted(left.Unsettled), sorted(ids))
 	again := t.subscribe().take(3) // nothing is lost
 	wantAll(t, "messages that are leased again", sorted(idsOf(again)), sorted(ids))
+}
+
+// oneAmong runs a processor over a way to the store that can be made to fail, for messages that all succeed but "bad",
+// which fails for good. All are settled together.
+func (t *trial) oneAmong(good int, u *unreliable) (w *worker, bad leasebus.ID) {
+	t.Helper()
+	t.publishMany(good)
+	bad = t.publish("bad")[0]
+	w = t.newWorker(u, leasebus.WithConcurrency(good+1), leasebus.WithSettleLinger(min(t.lease/20, 100*time.Millisecond)))
+	g := t.newGate()
+	w.register(func(_ context.Context, _ leasebus.Delivery, value string) error {
+		<-g.open
+		if value == "bad" {
+			return leasebus.Permanent(errors.New("bad text"))
+		}
+		return nil
+	})
+	w.start()
+	w.untilRuns(good + 1)
+	g.lift()
+	return w, bad
+}
+
+func busyIsTriedAgain(t *trial) {
+	u := &unreliable{Source: t.store}
+	u.busy.Store(true)
+	w, bad := t.oneAmong(10, u)
+	t.until("several settlements had found their rows locked", func() bool { return u.failures.Load() > 3 })
+	u.busy.Store(false)
+	for _, o := range w.untilSettled(11) {
+		t.wantResult("settlement after the rows were free", o.Result, leasebus.ResultOK)
+	}
+	t.buriedAs(bad, leasebus.ReasonPermanent, 1, "bad text")
+	want(t, "counter PersistRejected", w.Stats().PersistRejected, 0)
+	want(t, "counter LeaseLost", w.Stats().LeaseLost, 0)
+}
+
+func stayedBusyIsReported(t *trial) {
+	id := t.publish("locked")[0]
+	u := &unreliable{Source: t.store}
+	u.busy.Store(true)
+	w := t.newWorker(u)
+	w.register(func(context.Context, leasebus.Delivery, string) error { return nil })
+	w.start()
+	t.until("the settlement had found its row locked", func() bool { return u.failures.Load() > 3 })
+	left := w.leftBehind()
+	want(t, "unsettled", left.UnsettledCount, 1)
+	wantAll(t, "unsettled ids", left.Unsettled, []leasebus.ID{id})
+}
+
+func refusedTextIsReplaced(t *trial) {
+	u := &unreliable{Source: t.store, refuses: func(s *leasebus.Settlement) bool {
+		return s.Failure != nil && s.Failure.Text == "bad text"
+	}}
+	w, bad := t.oneAmong(40, u)
+	w.untilSettled(41)
+	want(t, "counter Succeeded", w.Stats().Succeeded, 40)
+	want(t, "counter DeadLettered", w.Stats().DeadLettered, 1)
+	d := t.buriedAs(bad, leasebus.ReasonPermanent, 1, "")
+	if d.Error == "" || d.Error == "bad text" {
+		t.Errorf("error of what the store refused: got %q, want a fixed text", d.Error)
+	}
+	if n := u.failures.Load(); n > 20 {
+		t.Errorf("the store refused %d times, want about as many as it takes to halve a batch of 41", n)
+	}
+}
+
+func refusedForGood(t *trial) {
+	u := &unreliable{Source: t.store, refuses: func(s *leasebus.Settlement) bool { return s.Kind == leasebus.SettleDeadLetter }}
+	w, bad := t.oneAmong(10, u)
+	outcomes := w.untilSettled(11)
+	want(t, "counter Succeeded", w.Stats().Succeeded, 10)
+	want(t, "counter SettleUnknown", w.Stats().SettleUnknown, 1)
+	for _, o := range outcomes {
+		if o.id == bad {
+			t.wantResult("result of what is always refused", o.Result, leasebus.ResultUnknown)
+		}
+	}
+	if n := u.failures.Load(); n > 20 {
+		t.Errorf("the store refused %d times: that is a loop", n)
+	}
+}
+
+func cancellationReaches(t *trial) {
+	t.publish("cancelled")
+	u := &unreliable{Source: t.store}
+	w := t.newWorker(u)
+	causes := make(chan error, 1)
+	w.register(func(ctx context.Context, d leasebus.Delivery, _ string) error {
+		if d.Attempt() > 1 {
+			return nil
+		}
+		<-ctx.Done()
+		causes <- context.Cause(ctx)
+		return ctx.Err()
+	})
+	w.start()
+	w.untilRuns(1)
+	u.cancelled.Store(true)
+	if cause := <-causes; !errors.Is(cause, leasebus.ErrCancelled) || errors.Is(cause, leasebus.ErrLeaseLost) {
+		t.Errorf("cause: got %v, want one that matches ErrCancelled", cause)
+	}
+	u.cancelled.Store(false)
+	w.untilSettled(1)
+}
+
+func completedInTransaction(t *trial) {
+	t.publish("committed")
+	u := &unreliable{Source: t.store}
+	w := t.newWorker(u)
+	w.register(func(ctx context.Context, _ leasebus.Delivery, _ string) error {
+		l, ok := leasebus.LeaseFrom(ctx)
+		if !ok {
+			t.Error("LeaseFrom finds nothing in a handler's context")
+		}
+		if err := l.BeginComplete(); err != nil {
+			t.Errorf("begin to complete: %v", err)
+		}
+		if err := l.BeginComplete(); err == nil {
+			t.Error("begin to complete twice: got no error")
+		}
+		// What the commit of the handler's transaction does.
+		batch := []leasebus.Settlement{{Lease: l}}
+		if err := u.feed.Load().Feed.Settle(ctx, batch); err != nil || batch[0].Result != leasebus.ResultOK {
+			t.Errorf("complete: got %s and error %v, want OK", resultName(batch[0].Result), err)
+		}
+		committed := time.Now()
+		t.until("two heartbeats had passed", func() bool { return time.Since(committed) > 2*t.policy.Lease.Heartbeat })
+		if ctx.Err() != nil {
+			t.Errorf("the handler was cancelled after its transaction: %v", context.Cause(ctx))
+		}
+		return errors.New("after the commit, which counts")
+	})
+	w.start()
+	o := w.untilSettled(1)[0]
+	want(t, "outcome", o.Kind, leasebus.SettleComplete)
+	t.wantResult("result", o.Result, leasebus.ResultOK)
+	want(t, "counter Succeeded", w.Stats().Succeeded, 1)
+	want(t, "counter LeaseLost", w.Stats().LeaseLost, 0)
+	t.nothingLeft()
+}
+
+func uncommittedTransaction(t *trial) {
+	t.policy.Retry.MaxAttempts = 2
+	id := t.publish("rolled back")[0]
+	w := t.work(func(ctx context.Context, _ leasebus.Delivery, _ string) error {
+		l, _ := leasebus.LeaseFrom(ctx)
+		return l.BeginComplete() // and the transaction is rolled back, or forgotten
+	})
+	outcomes := w.untilSettled(2)
+	want(t, "outcome of the first attempt", outcomes[0].Kind, leasebus.SettleRetry)
+	t.buriedAs(id, leasebus.ReasonExhausted, 2, "commit")
+	want(t, "counter Succeeded", w.Stats().Succeeded, 0)
+}
+
+func lostWhileWaiting(t *trial) {
+	u := &unreliable{Source: t.store}
+	w := t.newWorker(u, leasebus.WithConcurrency(1))
+	g := t.newGate()
+	hold := func(context.Context, leasebus.Delivery, string) error { <-g.open; return nil }
+	w.register(hold)
+	second := w.registerSecond(hold)
+	ids := append(t.publish("here"), second.publish("there")...)
+	w.start()
+	t.until("one runs and one waits", func() bool { return w.InFlight() == 1 && w.Held() == 1 })
+	runs, _ := w.recorded()
+	waiting, id := t, ids[0]
+	if runs[0].id == ids[0] {
+		waiting, id = second, ids[1]
+	}
+	u.noRenew.Store(true)
+	t.until("both leases were given up", func() bool { return w.Stats().LeaseLost == 2 })
+	w.Pause()
+	heir := waiting.subscribe()
+	l := heir.takeOne()
+	want(t, "message that is leased by another", l.ID, id)
+	u.noRenew.Store(false)
+	g.lift()
+	w.untilSettled(1)
+	heir.complete(l)
+	w.drained()
+	want(t, "handler calls for the one that was lost while it waited", len(w.attemptsOf(id)), 0)
+}
+
+func slowHandlersHoardNothing(t *trial) {
+	const workers, slow = 4, 60
+	g := t.newGate()
+	defer g.lift()
+	w := t.work(func(_ context.Context, _ leasebus.Delivery, value string) error {
+		if value == "slow" {
+			<-g.open
+			return nil
+		}
+		time.Sleep(time.Millisecond)
+		return nil
+	}, leasebus.WithConcurrency(workers))
+	t.publishMany(2000) // so fast that the processor looks far ahead
+	w.untilSettled(2000)
+	out := make([]leasebus.Outgoing, slow)
+	for i := range out {
+		out[i] = t.outgoing("slow")
+	}
+	t.send(out...)
+	w.untilRuns(2000 + workers)
+	other, taken := t.subscribe(), 0
+	t.until(fmt.Sprintf("another had %d of %d messages whose handlers are stuck at a processor with %d workers", slow-2*workers, slow, workers), func() bool {
+		leases := other.lease(slow)
+		other.complete(leases...)
+		taken += len(leases)
+		return taken >= slow-2*workers
+	})
+	g.lift()
+}
+
+func resumeGoesOn(t *trial) {
+	u := &unreliable{Source: t.store}
+	w := t.newWorker(u)
+	w.register(func(context.Context, leasebus.Delivery, string) error { return nil })
+	w.start()
+	t.publish("before")
+	w.untilSettled(1)
+	w.Pause()
+	u.noSubscribe.Store(true)
+	w.Resume()
+	t.until("subscribing had failed", func() bool { return u.failures.Load() > 1 })
+	t.publish("meanwhile")
+	u.noSubscribe.Store(false)
+	w.untilSettled(2)
 }
 
 func leasingGoesOn(t *trial) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"runtime"
 	"strings"
 	"time"
@@ -24,6 +25,7 @@ var verdictCases = []testCase{
 	{name: "S20_unknown_type_waits_for_a_worker_that_knows_it", run: unknownTypeWaits},
 	{name: "S60_message_under_a_former_name_is_handled", run: aliasIsHandled},
 	{name: "S18_C2_11_panic_and_goexit_are_failures", run: panicIsAFailure},
+	{name: "S18_C2_11_error_whose_methods_panic_is_a_failure", run: rudeErrorIsAFailure},
 	{name: "S7_C5_1_cancellation_of_the_handlers_own_is_a_failure", run: ownCancellation},
 	{name: "S10_C2_7_crash_looping_message_is_dead_lettered", needs: leaseExpiry | attemptsAtLease, run: crashLoopIsDeadLettered},
 	{name: "S10_message_whose_attempts_were_spent_elsewhere_is_exhausted", needs: attemptsAtLease, run: spentElsewhere},
@@ -249,6 +251,19 @@ func panicIsAFailure(t *trial) {
 	t.publish("calm")
 	want(t, "outcome after all the panics", w.untilSettled(len(panics) + 1)[len(panics)].Kind, leasebus.SettleComplete)
 	want(t, "running handlers", w.InFlight(), 0)
+}
+
+func rudeErrorIsAFailure(t *trial) {
+	t.policy.Retry = leasebus.NoRetry()
+	id := t.publish("typed nil")[0]
+	w := t.work(func(context.Context, leasebus.Delivery, string) error {
+		var none *fs.PathError // which is no nil error, and whose methods do not like it
+		return none
+	})
+	w.untilSettled(1)
+	t.buriedAs(id, leasebus.ReasonExhausted, 1, "PathError")
+	t.publish("calm")
+	w.untilSettled(2) // the worker has survived it
 }
 
 func ownCancellation(t *trial) {

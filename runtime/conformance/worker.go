@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -188,9 +189,20 @@ func (w *worker) attemptsOf(id leasebus.ID) []int {
 // unreliable stands between a processor and the store, and makes calls fail.
 type unreliable struct {
 	leasebus.Source
-	noLease, noRenew, noSettle atomic.Bool
+	noSubscribe, noLease, noRenew, noSettle atomic.Bool
+	// hang, if set, is what subscribing waits for, as long as its context allows.
+	hang atomic.Pointer[gate]
 	// lies: renewals are answered OK and never reach the store.
-	lies     atomic.Bool
+	lies atomic.Bool
+	// mute: settlements reach the store, and its answers are lost.
+	mute atomic.Bool
+	// busy: settlements find their rows locked.
+	busy atomic.Bool
+	// cancelled: renewals are answered as if an operator had taken the messages away.
+	cancelled atomic.Bool
+	// refuses, if set, is true of what the store cannot store.
+	refuses  func(*leasebus.Settlement) bool
+	feed     atomic.Pointer[unreliableFeed] // the newest
 	renewals atomic.Int64
 	failures atomic.Int64
 }
@@ -198,11 +210,25 @@ type unreliable struct {
 var errAway = errors.New("conformance: the store is away")
 
 func (u *unreliable) Subscribe(ctx context.Context, s leasebus.Subscription) (leasebus.Feed, error) {
+	if u.noSubscribe.Load() {
+		u.failures.Add(1)
+		return nil, errAway
+	}
+	if hang := u.hang.Load(); hang != nil {
+		u.failures.Add(1)
+		select {
+		case <-hang.open:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 	feed, err := u.Source.Subscribe(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	return &unreliableFeed{feed, u}, nil
+	wrapped := &unreliableFeed{feed, u}
+	u.feed.Store(wrapped)
+	return wrapped, nil
 }
 
 type unreliableFeed struct {
@@ -230,20 +256,47 @@ func (f *unreliableFeed) Renew(ctx context.Context, batch []leasebus.Renewal) er
 	if err := f.away(&f.u.noRenew); err != nil {
 		return err
 	}
-	if f.u.lies.Load() {
-		for i := range batch {
-			batch[i].Result = leasebus.ResultOK
-		}
-		return nil
+	answer := leasebus.ResultUnknown
+	switch {
+	case f.u.lies.Load():
+		answer = leasebus.ResultOK
+	case f.u.cancelled.Load():
+		answer = leasebus.ResultCancelled
+	default:
+		return f.Feed.Renew(ctx, batch)
 	}
-	return f.Feed.Renew(ctx, batch)
+	for i := range batch {
+		batch[i].Result = answer
+	}
+	return nil
 }
 
 func (f *unreliableFeed) Settle(ctx context.Context, batch []leasebus.Settlement) error {
 	if err := f.away(&f.u.noSettle); err != nil {
 		return err
 	}
-	return f.Feed.Settle(ctx, batch)
+	for i := range batch {
+		if f.u.refuses != nil && f.u.refuses(&batch[i]) {
+			f.u.failures.Add(1)
+			return fmt.Errorf("conformance: element %d of %d: %w", i, len(batch), leasebus.ErrUnstorable)
+		}
+	}
+	if f.u.busy.Load() {
+		f.u.failures.Add(1)
+		for i := range batch {
+			batch[i].Result = leasebus.ResultBusy
+		}
+		return nil
+	}
+	err := f.Feed.Settle(ctx, batch)
+	if !f.u.mute.Load() {
+		return err
+	}
+	f.u.failures.Add(1)
+	for i := range batch {
+		batch[i].Result = leasebus.ResultUnknown
+	}
+	return errAway
 }
 
 // gate holds handlers until it is opened.
