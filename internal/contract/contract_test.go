@@ -66,7 +66,7 @@ func TestRunWritesTheTable(t *testing.T) {
 			"var cases = map[string]int{`S1 a|b`: 1}\n",
 		"runtime/lease.go":              "package leasebus\nconst notATest = `S45_x`\n",
 		"runtime/conformance/cases.go":  "package conformance\nvar cases = []struct{ name string }{{name: \"S1_atomic\"}, {\"S2_exclusive\"}}\n",
-		"runtime/conformance/x_test.go": "package conformance_test\nimport _ \"github.com/leasebus/leasebus/runtime/conformance\"\n",
+		"runtime/conformance/x_test.go": "package conformance_test\nimport _ \"github.com/leasebus/leasebus/runtime/conformance\"\nfunc TestMutant_S2_OfTheSuite() {}\n",
 		"runtime/memory/feed_test.go":   "package memory_test\nimport _ \"github.com/leasebus/leasebus/runtime/conformance\"\n",
 		"tools/go.mod":                  "module tools\n",
 		"tools/x_test.go":               "package tools\nfunc TestS45_ElseWhere() {}\n",

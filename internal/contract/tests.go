@@ -80,8 +80,9 @@ func findTests(root string) ([]test, error) {
 			return skipFolder(root, name)
 		}
 		relative := filepath.ToSlash(strings.TrimPrefix(name, root+string(filepath.Separator)))
-		inSuite := path.Dir(relative) == conformance && path.Ext(relative) == ".go" && !strings.HasSuffix(relative, "_test.go")
-		if !inSuite && !strings.HasSuffix(relative, "_test.go") || columnOf(relative) == "" {
+		inSuite := path.Dir(relative) == conformance
+		isTest := strings.HasSuffix(relative, "_test.go")
+		if path.Ext(relative) != ".go" || inSuite == isTest || columnOf(relative) == "" { // the suite's tests of itself hold no rule
 			return nil
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
@@ -102,7 +103,6 @@ func findTests(root string) ([]test, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look for tests: %w", err)
 	}
-	delete(suiteRuns, columnOf(conformance)) // the suite's tests of itself
 	for _, column := range slices.Sorted(maps.Keys(suiteRuns)) {
 		for _, t := range suite {
 			t.column = column
