@@ -21,11 +21,11 @@ var (
 )
 
 // losing opens an inbox whose connections pass through a proxy.
-func losing(t *testing.T, opts ...postgres.Option) (direct *testservers.PG, proxy *testservers.Proxy, inbox *postgres.Inbox) {
+func losing(t *testing.T) (direct *testservers.PG, proxy *testservers.Proxy, inbox *postgres.Inbox) {
 	t.Helper()
 	direct = migrated(t, testservers.Postgres(t))
 	proxy, pg := direct.Proxy(t)
-	return direct, proxy, openInbox(t, pg.DSN(), opts...)
+	return direct, proxy, openInbox(t, pg.DSN())
 }
 
 func awaitLoss(t *testing.T, lost <-chan struct{}, what string) {

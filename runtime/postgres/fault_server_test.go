@@ -152,14 +152,19 @@ func TestInbox_S54_RestartsAndTerminatedConnections(t *testing.T) {
 // The server is read-only for three seconds while handlers complete.
 func TestInbox_S16_C2_4_ReadOnlyWhileCompleting(t *testing.T) {
 	t.Parallel()
-	for name, fault := range map[string]struct {
-		begin, end func(*testservers.Cluster, testing.TB)
-	}{
-		"by setting": {
-			func(c *testservers.Cluster, t testing.TB) { c.ReadOnly(t, true) },
-			func(c *testservers.Cluster, t testing.TB) { c.ReadOnly(t, false) },
+	for name, writable := range map[string]func(t *testing.T, c *testservers.Cluster, yes bool){
+		"by setting": func(t *testing.T, c *testservers.Cluster, yes bool) {
+			t.Helper()
+			c.ReadOnly(t, !yes)
 		},
-		"as a standby": {(*testservers.Cluster).Demote, (*testservers.Cluster).Promote},
+		"as a standby": func(t *testing.T, c *testservers.Cluster, yes bool) {
+			t.Helper()
+			if yes {
+				c.Promote(t)
+			} else {
+				c.Demote(t)
+			}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -182,13 +187,13 @@ func TestInbox_S16_C2_4_ReadOnlyWhileCompleting(t *testing.T) {
 				}
 				return nil
 			})
-			fault.begin(pg, t)
+			writable(t, pg, false)
 			close(release)
 			time.Sleep(3 * time.Second) // the fault's length
 			if e := endsOf(t, pg.PG); e.Completed > 0 {
 				t.Errorf("%d messages were completed on a server that writes nothing", e.Completed)
 			}
-			fault.end(pg, t)
+			writable(t, pg, true)
 			took := wantEnded(t, pg.PG, 15*time.Second, total, 0)
 			t.Logf("all ended %v after the fault", took.Round(time.Millisecond))
 			seen.wantOnce(t, total)
@@ -217,7 +222,10 @@ func TestInbox_S6_S12_SilentNetworkHandsOver(t *testing.T) {
 	var told []time.Time
 	var causes []error
 	cutOff := openInbox(t, pg.DSN())
-	a := startProcessor(t, cutOff, policy, func(ctx context.Context, _ int64, _ leasebus.Delivery) error {
+	a := startProcessor(t, cutOff, policy, func(ctx context.Context, n int64, _ leasebus.Delivery) error {
+		if n == total { // of after the silence
+			return nil
+		}
 		<-ctx.Done()
 		mu.Lock()
 		defer mu.Unlock()

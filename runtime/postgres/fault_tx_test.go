@@ -19,9 +19,12 @@ import (
 // effects is a table for what handlers do in their transactions.
 func effects(t *testing.T, pg *testservers.PG) func() int {
 	t.Helper()
-	pg.Exec(t, `CREATE TABLE effects (n bigint)`)
-	return func() int { return testservers.Value[int](t, pg, `SELECT count(*) FROM effects`) }
+	pg.Exec(t, `CREATE TABLE public.effects (n bigint)`)
+	return func() int { return testservers.Value[int](t, pg, `SELECT count(*) FROM public.effects`) }
 }
+
+// rollBack ends a transaction that was not committed; after a commit it does nothing.
+func rollBack(ctx context.Context, tx pgx.Tx) { _ = tx.Rollback(context.WithoutCancel(ctx)) }
 
 // A handler holds its transaction open after CompleteTx for three leases: its own message is not handled again, and none
 // of its neighbours, which run as long, is lost or stolen, though a rival looks for expired leases all the time.
@@ -64,8 +67,8 @@ func TestInbox_S13_S17_OpenTransactionCostsNoLease(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				defer tx.Rollback(context.WithoutCancel(ctx)) // after a commit it does nothing
-				if _, err := tx.Exec(ctx, `INSERT INTO effects VALUES ($1)`, n); err != nil {
+				defer rollBack(ctx, tx)
+				if _, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, n); err != nil {
 					return err
 				}
 				if err := postgres.CompleteTx(ctx, tx); err != nil {
@@ -117,13 +120,13 @@ func TestInbox_S17_BeginTxHoldsTheLease(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				defer tx.Rollback(context.WithoutCancel(ctx)) // after a commit it does nothing
+				defer rollBack(ctx, tx)
 				select {
 				case <-time.After(3 * lease):
 				case <-ctx.Done():
 					return context.Cause(ctx)
 				}
-				if _, err := tx.Exec(ctx, `INSERT INTO effects VALUES ($1)`, n); err != nil {
+				if _, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, n); err != nil {
 					return err
 				}
 				if err := postgres.CompleteTx(ctx, tx); err != nil {
@@ -159,7 +162,7 @@ func TestInbox_S17_RolledBackTransactionIsRetried(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `INSERT INTO effects VALUES ($1)`, n); err != nil {
+		if _, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, n); err != nil {
 			return err
 		}
 		if err := postgres.CompleteTx(ctx, tx); err != nil {
@@ -201,7 +204,7 @@ func TestInbox_S17_IgnoredErrorCannotCommit(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `INSERT INTO effects VALUES ($1)`, n); err != nil {
+		if _, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, n); err != nil {
 			return err
 		}
 		if len(seen.of(n)) > 1 {
