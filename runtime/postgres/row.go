@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	leasebus "github.com/leasebus/leasebus/runtime"
 )
@@ -18,20 +19,18 @@ import (
 type row struct {
 	rows   pgx.Rows
 	raw    [][]byte
-	binary bool
-	read   bool
+	fields []pgconn.FieldDescription
 	err    error
 }
 
 func (r *row) take() {
-	if !r.read {
-		r.read, r.binary = true, true
-		for _, f := range r.rows.FieldDescriptions() {
-			r.binary = r.binary && f.Format == pgx.BinaryFormatCode
-		}
+	if r.fields == nil {
+		r.fields = r.rows.FieldDescriptions()
 	}
 	r.raw = r.rows.RawValues()
 }
+
+func (r *row) binary(i int) bool { return r.fields[i].Format == pgx.BinaryFormatCode }
 
 func (r *row) null(i int) bool { return r.raw[i] == nil }
 
@@ -44,7 +43,7 @@ func (r *row) damaged(i int, err error) {
 // int64 reads an int or a bigint; null is 0.
 func (r *row) int64(i int) int64 {
 	v := r.raw[i]
-	if r.binary {
+	if r.binary(i) {
 		switch len(v) {
 		case 8:
 			return int64(binary.BigEndian.Uint64(v)) //nolint:gosec // two's complement
@@ -74,7 +73,7 @@ func (r *row) bool(i int) bool {
 // bytes reads a bytea; null is nil, empty is not.
 func (r *row) bytes(i int) []byte {
 	v := r.raw[i]
-	if r.binary || v == nil {
+	if r.binary(i) || v == nil {
 		return v
 	}
 	decoded, err := byteaOf(v)
@@ -92,7 +91,7 @@ func (r *row) id(i int) (id leasebus.ID) {
 	if v == nil {
 		return id
 	}
-	if r.binary {
+	if r.binary(i) {
 		copy(id[:], v)
 		return id
 	}
