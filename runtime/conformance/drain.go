@@ -52,7 +52,7 @@ func drainReleases(t *trial) {
 	want(t, "attempt of what was not started", l.Attempt, 1)
 	want(t, "interruptions of what was not started", l.Interruptions, 0)
 	g.lift()
-	t.must(<-drained, "drain")
+	t.must(receive(t, "Drain to return", drained), "drain")
 	want(t, "counter Succeeded", w.Stats().Succeeded, 1)
 	want(t, "counter Released", w.Stats().Released, 1)
 }
@@ -82,7 +82,7 @@ func drainingTakesNoMore(t *trial) {
 func drainCancels(t *trial) {
 	t.policy.Retry = leasebus.NoRetry() // so that a failure would be a dead letter
 	t.publish("interrupted")
-	causes := make(chan error, 1)
+	causes := make(chan error, 100)
 	w := t.work(func(ctx context.Context, _ leasebus.Delivery, _ string) error {
 		<-ctx.Done()
 		causes <- context.Cause(ctx)
@@ -92,7 +92,7 @@ func drainCancels(t *trial) {
 	begun := time.Now()
 	w.drained()
 	t.notBefore("a drain with a running handler was over", begun, t.lease)
-	if cause := <-causes; !errors.Is(cause, leasebus.ErrShutdown) || errors.Is(cause, leasebus.ErrLeaseLost) {
+	if cause := receive(t, "the handler's cause", causes); !errors.Is(cause, leasebus.ErrShutdown) || errors.Is(cause, leasebus.ErrLeaseLost) {
 		t.Errorf("cause: got %v, want one that matches ErrShutdown", cause)
 	}
 	l := t.subscribe().takeOne()
@@ -125,9 +125,8 @@ func verdictsAfterShutdown(t *trial) {
 
 func abandonedIsReported(t *trial) {
 	id := t.publish("stuck")[0]
-	stuck, returned := t.newGate(), make(chan struct{})
+	stuck := t.newGate()
 	w := t.work(func(context.Context, leasebus.Delivery, string) error {
-		defer close(returned)
 		<-stuck.open // whatever its context says
 		return nil
 	}, leasebus.WithDrainTimeout(t.lease/4), leasebus.WithDrainGrace(t.lease/4))
@@ -144,7 +143,6 @@ func abandonedIsReported(t *trial) {
 		want(t, "attempt: the abandoned one is spent", l.Attempt, 2)
 	}
 	stuck.lift()
-	<-returned
 	t.until("the abandoned handler had returned", func() bool { return w.Stats().AbandonedReturned == 1 })
 	want(t, "counter Succeeded", w.Stats().Succeeded, 0)
 	k := t.subscribe()
@@ -195,16 +193,16 @@ func drainFromAHandler(t *trial) {
 	t.publish("stop")
 	var w *worker
 	w = t.newWorker(t.store)
-	answer := make(chan error, 1)
+	answer := make(chan error, 100)
 	w.register(func(ctx context.Context, _ leasebus.Delivery, _ string) error {
 		answer <- w.Drain(ctx)
 		return nil
 	})
 	w.start()
-	if err := <-answer; !errors.Is(err, leasebus.ErrDrainStarted) {
+	if err := receive(t, "the handler's drain", answer); !errors.Is(err, leasebus.ErrDrainStarted) {
 		t.Errorf("drain from a handler: got %v, want ErrDrainStarted", err)
 	}
-	t.must(<-w.ran, "run, after a handler asked for a drain")
+	t.must(receive(t, "Run to return", w.ran), "run, after a handler asked for a drain")
 	w.ran <- nil
 	var callers sync.WaitGroup
 	for range 3 {

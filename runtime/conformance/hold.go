@@ -139,7 +139,7 @@ func (t *trial) stolen(answer error) (w *worker, heir *consumer, live *leasebus.
 	u := &unreliable{Source: t.store}
 	u.lies.Store(true)
 	w = t.newWorker(u)
-	causes := make(chan error, 1)
+	causes := make(chan error, 100)
 	w.register(func(ctx context.Context, d leasebus.Delivery, _ string) error {
 		if d.Attempt() > 1 {
 			t.Errorf("attempt %d was handed to the worker that lost its lease", d.Attempt())
@@ -156,7 +156,7 @@ func (t *trial) stolen(answer error) (w *worker, heir *consumer, live *leasebus.
 	live = heir.takeOne()
 	want(t, "attempt of the heir", live.Attempt, 2)
 	u.lies.Store(false)
-	if cause := <-causes; !errors.Is(cause, leasebus.ErrLeaseLost) {
+	if cause := receive(t, "the handler's cause", causes); !errors.Is(cause, leasebus.ErrLeaseLost) {
 		t.Errorf("cause: got %v, want one that matches ErrLeaseLost", cause)
 	}
 	o := w.untilSettled(1)[0]
@@ -328,7 +328,7 @@ func cancellationReaches(t *trial) {
 	t.publish("cancelled")
 	u := &unreliable{Source: t.store}
 	w := t.newWorker(u)
-	causes := make(chan error, 1)
+	causes := make(chan error, 100)
 	w.register(func(ctx context.Context, d leasebus.Delivery, _ string) error {
 		if d.Attempt() > 1 {
 			return nil
@@ -340,7 +340,7 @@ func cancellationReaches(t *trial) {
 	w.start()
 	w.untilRuns(1)
 	u.cancelled.Store(true)
-	if cause := <-causes; !errors.Is(cause, leasebus.ErrCancelled) || errors.Is(cause, leasebus.ErrLeaseLost) {
+	if cause := receive(t, "the handler's cause", causes); !errors.Is(cause, leasebus.ErrCancelled) || errors.Is(cause, leasebus.ErrLeaseLost) {
 		t.Errorf("cause: got %v, want one that matches ErrCancelled", cause)
 	}
 	u.cancelled.Store(false)
@@ -519,7 +519,7 @@ func severalProcessors(t *trial) {
 
 func tokenGrows(t *trial) {
 	t.publish("fenced")
-	tokens := make(chan int64, 3)
+	tokens := make(chan int64, 100)
 	w := t.work(func(_ context.Context, d leasebus.Delivery, _ string) error {
 		token, ok := d.FencingToken()
 		if !ok {
@@ -531,7 +531,7 @@ func tokenGrows(t *trial) {
 	w.untilSettled(3)
 	last := int64(0)
 	for i := range 3 {
-		token := <-tokens
+		token := receive(t, "the next attempt", tokens)
 		if token <= last {
 			t.Errorf("token of attempt %d: got %d, want more than %d", i+1, token, last)
 		}

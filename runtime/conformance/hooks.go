@@ -134,7 +134,7 @@ func (t *trial) chain(opts ...leasebus.PublishOption) (parent, child published) 
 	t.Helper()
 	publisher, err := leasebus.NewTypedPublisher[*wrapperspb.StringValue](t.policy, t.store)
 	t.must(err, "make a publisher")
-	seen := make(chan published, 2)
+	seen := make(chan published, 100) // so that no handler waits, whatever comes back
 	w := t.work(func(ctx context.Context, d leasebus.Delivery, value string) error {
 		seen <- originOf(d)
 		if value == "child" {
@@ -146,7 +146,8 @@ func (t *trial) chain(opts ...leasebus.PublishOption) (parent, child published) 
 	_, err = publisher.Publish(t.ctx, wrapperspb.String("parent"), leasebus.WithCorrelation("flow 7"),
 		leasebus.WithHeader(leasebus.HeaderTraceparent, trace), leasebus.WithHeader(leasebus.HeaderTracestate, state))
 	t.must(err, "publish")
-	parent, child = <-seen, <-seen
+	parent = receive(t, "the first message's handler", seen)
+	child = receive(t, "the handler of what it published", seen)
 	w.untilSettled(2)
 	return parent, child
 }

@@ -130,7 +130,7 @@ func managerEdits(t *trial) {
 	t.must(err, "make a publisher")
 	receipt, err := publisher.Publish(t.ctx, wrapperspb.String("wrong"), leasebus.WithCorrelation("flow 7"), leasebus.WithHeader("x", "y"))
 	t.must(err, "publish")
-	origins := make(chan published, 1)
+	origins := make(chan published, 100)
 	w := t.work(func(_ context.Context, d leasebus.Delivery, value string) error {
 		if value == "wrong" {
 			return leasebus.Permanent(errors.New("wrong"))
@@ -151,7 +151,7 @@ func managerEdits(t *trial) {
 	if edited.ID == receipt.ID {
 		t.Error("the edited message has the dead letter's id, want a new one")
 	}
-	origin := <-origins
+	origin := receive(t, "the handler of the edited message", origins)
 	want(t, "origin", origin, published{edited.ID.String(), "flow 7", receipt.ID.String(), "", ""})
 	w.untilSettled(2)
 

@@ -116,7 +116,7 @@ func timeoutIsAFailure(t *trial) {
 	t.policy.Timeout = t.lease / 2
 	t.policy.Retry.MaxAttempts = 2
 	id := t.publish("slow")[0]
-	causes := make(chan error, 2)
+	causes := make(chan error, 100)
 	w := t.work(func(ctx context.Context, _ leasebus.Delivery, _ string) error {
 		begun := time.Now()
 		deadline, ok := ctx.Deadline()
@@ -130,7 +130,7 @@ func timeoutIsAFailure(t *trial) {
 	})
 	w.untilSettled(2)
 	for range 2 {
-		if cause := <-causes; !errors.Is(cause, leasebus.ErrHandlerTimeout) || errors.Is(cause, leasebus.ErrLeaseLost) {
+		if cause := receive(t, "the handler's cause", causes); !errors.Is(cause, leasebus.ErrHandlerTimeout) || errors.Is(cause, leasebus.ErrLeaseLost) {
 			t.Errorf("cause: got %v, want one that matches ErrHandlerTimeout", cause)
 		}
 	}

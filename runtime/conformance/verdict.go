@@ -203,12 +203,12 @@ func aliasIsHandled(t *trial) {
 	out := t.outgoing("renamed")
 	out.Type = "old.v1.Name"
 	t.send(out)
-	seen := make(chan string, 1)
+	seen := make(chan string, 100)
 	w := t.work(func(_ context.Context, d leasebus.Delivery, value string) error {
 		seen <- d.Type() + " " + value
 		return nil
 	})
-	want(t, "type and message in the handler", <-seen, "old.v1.Name renamed")
+	want(t, "type and message in the handler", receive(t, "the handler", seen), "old.v1.Name renamed")
 	want(t, "outcome", w.untilSettled(1)[0].Kind, leasebus.SettleComplete)
 }
 

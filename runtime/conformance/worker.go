@@ -299,6 +299,19 @@ func (f *unreliableFeed) Settle(ctx context.Context, batch []leasebus.Settlement
 	return errAway
 }
 
+// receive waits for what a handler has to tell.
+func receive[T any](t *trial, what string, from <-chan T) (got T) {
+	t.Helper()
+	timer := time.NewTimer(t.patience())
+	defer timer.Stop()
+	select {
+	case got = <-from:
+	case <-timer.C:
+		t.Fatalf("waited %v in vain for %s", t.patience(), what)
+	}
+	return got
+}
+
 // gate holds handlers until it is opened.
 type gate struct {
 	open chan struct{}
