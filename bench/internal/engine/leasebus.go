@@ -1,0 +1,213 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	benchv1 "github.com/leasebus/leasebus/bench/gen/bench/v1"
+	"github.com/leasebus/leasebus/bench/gen/bench/v1/benchv1leasebus"
+	leasebus "github.com/leasebus/leasebus/runtime"
+	"github.com/leasebus/leasebus/runtime/memory"
+	"github.com/leasebus/leasebus/runtime/postgres"
+)
+
+const bestAbout = "the generated API; 256 handlers, look-ahead 2,000, 16 connections"
+
+func bestInbox() []postgres.Option { return []postgres.Option{postgres.WithConnections(16)} }
+
+func bestProcessor() []leasebus.ProcessorOption {
+	return []leasebus.ProcessorOption{leasebus.WithConcurrency(256), leasebus.WithLookAhead(2000)}
+}
+
+func leasebusEngine(name, about string, inbox []postgres.Option, processor []leasebus.ProcessorOption) Engine {
+	return Engine{
+		Name: name, About: about,
+		Setup: func(ctx context.Context, pool *pgxpool.Pool) error { return postgres.Migrate(ctx, pool) },
+		Open: func(ctx context.Context, dsn string, o Options) (Bus, error) {
+			if err := onlyOneQueue(o); err != nil {
+				return nil, err
+			}
+			pool, err := openPool(ctx, dsn, 0)
+			if err != nil {
+				return nil, err
+			}
+			store, err := postgres.NewInbox(ctx, pool, append([]postgres.Option{postgres.WithLogger(discard())}, inbox...)...)
+			if err != nil {
+				pool.Close()
+				return nil, err
+			}
+			bus, err := newLeasebusBus(store, processor)
+			if err != nil {
+				return nil, err
+			}
+			bus.pool = pool
+			bus.tx = func(tx pgx.Tx) leasebus.Publisher { return store.Tx(tx) }
+			bus.close = func() { _ = store.Close() }
+			return bus, nil
+		},
+	}
+}
+
+func memoryEngine() Engine {
+	return Engine{
+		Name: Memory, About: "the generated API on the store in memory: what the engine alone can do",
+		Setup: func(context.Context, *pgxpool.Pool) error { return nil },
+		Open: func(_ context.Context, _ string, o Options) (Bus, error) {
+			if err := onlyOneQueue(o); err != nil {
+				return nil, err
+			}
+			return newLeasebusBus(memory.New(), nil)
+		},
+	}
+}
+
+func onlyOneQueue(o Options) error {
+	if o.queues() > 1 {
+		return fmt.Errorf("%d queues: %w", o.queues(), ErrUnsupported)
+	}
+	return nil
+}
+
+// discard is a logger that does all the work and drops the text.
+func discard() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+type leasebusStore interface {
+	leasebus.Publisher
+	leasebus.Source
+	leasebus.Operator
+}
+
+type leasebusBus struct {
+	store     leasebusStore
+	publisher *benchv1leasebus.TaskPublisher
+	manager   *benchv1leasebus.TaskManager
+	options   []leasebus.ProcessorOption
+	settled   atomic.Int64
+	feed      leasebus.Feed // of Claim
+
+	pool  *pgxpool.Pool
+	tx    func(pgx.Tx) leasebus.Publisher
+	close func()
+}
+
+func newLeasebusBus(store leasebusStore, options []leasebus.ProcessorOption) (*leasebusBus, error) {
+	publisher, err := benchv1leasebus.NewTaskPublisher(store)
+	if err != nil {
+		return nil, err
+	}
+	return &leasebusBus{store: store, publisher: publisher, manager: benchv1leasebus.NewTaskManager(store), options: options}, nil
+}
+
+func (b *leasebusBus) Publish(ctx context.Context, m Message) error {
+	_, err := b.publisher.Publish(ctx, taskOf(m), optionsOf(m)...)
+	return err
+}
+
+// PublishBatch takes a batch whose messages have the same delay.
+func (b *leasebusBus) PublishBatch(ctx context.Context, batch []Message) error {
+	tasks := make([]*benchv1.Task, len(batch))
+	for i := range batch {
+		tasks[i] = taskOf(batch[i])
+	}
+	_, err := b.publisher.PublishBatch(ctx, tasks, optionsOf(batch[0])...)
+	return err
+}
+
+func (b *leasebusBus) PublishTx(ctx context.Context, m Message) error {
+	if b.tx == nil {
+		return ErrUnsupported
+	}
+	return inTx(ctx, b.pool, func(tx pgx.Tx) error {
+		_, err := b.publisher.Via(b.tx(tx)).Publish(ctx, taskOf(m))
+		return err
+	})
+}
+
+func taskOf(m Message) *benchv1.Task {
+	return &benchv1.Task{PublishedAt: m.PublishedAt, Body: m.Body}
+}
+
+func optionsOf(m Message) []leasebus.PublishOption {
+	if m.Delay == 0 {
+		return nil
+	}
+	return []leasebus.PublishOption{leasebus.Delay(m.Delay)}
+}
+
+// Work has what a service has: decoding, a logger, and a hook that counts.
+func (b *leasebusBus) Work(ctx context.Context, handle Handler) error {
+	p, err := leasebus.NewProcessor(b.store, append([]leasebus.ProcessorOption{
+		leasebus.WithLogger(discard()),
+		leasebus.WithHooks(leasebus.Hooks{Settled: func(leasebus.Delivery, leasebus.Outcome) { b.settled.Add(1) }}),
+	}, b.options...)...)
+	if err != nil {
+		return err
+	}
+	if err := benchv1leasebus.RegisterTaskHandler(p, benchv1leasebus.TaskHandlerFunc(func(ctx context.Context, m *benchv1.Task) error {
+		handle(ctx, Message{PublishedAt: m.GetPublishedAt(), Body: m.GetBody()})
+		return nil
+	})); err != nil {
+		return err
+	}
+	return p.Run(ctx)
+}
+
+func (b *leasebusBus) Left(ctx context.Context) (int64, error) {
+	s, err := b.manager.Stats(ctx)
+	return s.Pending + s.Processing + s.Failed + s.DeadLettered, err
+}
+
+func (b *leasebusBus) Claim(ctx context.Context, n int, body string) (time.Duration, error) {
+	if b.feed == nil {
+		policy := benchv1leasebus.TaskPolicy()
+		nothing := func() {}
+		feed, err := b.store.Subscribe(ctx, leasebus.Subscription{
+			Queue: policy.Queue, Types: []string{policy.Type}, Owner: "bench", Policy: &policy, Concurrency: n, Wake: nothing, Check: nothing,
+		})
+		if err != nil {
+			return 0, err
+		}
+		b.feed = feed
+	}
+	batch := make([]Message, n)
+	for i := range batch {
+		batch[i].Body = body
+	}
+	if err := b.PublishBatch(ctx, batch); err != nil {
+		return 0, err
+	}
+	leases := make([]leasebus.Lease, n)
+	began := time.Now()
+	got, err := b.feed.Lease(ctx, leases)
+	took := time.Since(began)
+	if err != nil {
+		return 0, err
+	}
+	if got != n {
+		return 0, fmt.Errorf("%d messages were claimed where %d are due", got, n)
+	}
+	settlements := make([]leasebus.Settlement, n)
+	for i := range settlements {
+		settlements[i] = leasebus.Settlement{Lease: &leases[i], Kind: leasebus.SettleComplete}
+	}
+	return took, b.feed.Settle(ctx, settlements)
+}
+
+func (b *leasebusBus) Close() {
+	if b.feed != nil {
+		_ = b.feed.Close()
+	}
+	if b.close != nil {
+		b.close()
+	}
+	if b.pool != nil {
+		b.pool.Close()
+	}
+}
