@@ -8,9 +8,10 @@
 //
 //  1. LEASEBUS_TEST_POSTGRES, a connection string of a role that may create databases. If it is set and does not
 //     answer, the test fails.
-//  2. 127.0.0.1:5432, if it lets postgres in without a password.
+//  2. 127.0.0.1:5432, if it lets postgres in without a password, and has room for 400 connections.
 //  3. A server started from the installed binaries, shared by all test processes of this user, and stopped when none of
 //     them has lived for a minute.
+//  4. 127.0.0.1:5432 with less room: too many tests at once may then find it full.
 //
 // [PrivatePostgres] and [PgBouncer] always start the installed binaries.
 //
@@ -20,5 +21,6 @@
 // the environment says CI. Otherwise PostgreSQL comes from compose.yaml by Docker Compose, or the test fails and says
 // what to do. Command cmd/ready does all of this ahead of the tests, so that none of it counts on their time.
 //
-// Nothing outlives the tests: whatever a process started is stopped when that process ends, by SIGKILL too.
+// Nothing outlives the tests by more than that minute: whatever a process started for itself is stopped when that process
+// ends, by SIGKILL too.
 package testservers

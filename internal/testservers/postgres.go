@@ -31,6 +31,8 @@ const PostgresEnv = "LEASEBUS_TEST_POSTGRES"
 const (
 	usualPostgres = "postgres://postgres@127.0.0.1:5432/postgres?sslmode=disable"
 	oldestVersion = 130000
+	// enoughRoom is how many connections several test processes at once can come to need. A server has 100 by default.
+	enoughRoom = 400
 	// longEnough for anything that is done for a test; setting up with an installation takes longer.
 	longEnough = 30 * time.Second
 	setupTime  = 10 * time.Minute
@@ -201,21 +203,30 @@ var sharedServer = sync.OnceValues(func() (*server, error) {
 
 func findPostgres(ctx context.Context) (string, error) {
 	if dsn := os.Getenv(PostgresEnv); dsn != "" {
-		if err := usable(ctx, dsn); err != nil {
+		if _, err := usable(ctx, dsn); err != nil {
 			return "", fmt.Errorf("%s is set, but %w", PostgresEnv, err) // pgx leaves passwords out of its errors
 		}
 		return dsn, nil
 	}
-	if usable(ctx, usualPostgres) == nil {
+	room, usualErr := usable(ctx, usualPostgres)
+	if usualErr == nil && room >= enoughRoom {
 		return usualPostgres, nil
 	}
 	dsn, err := joinShared(ctx)
-	if err == nil || !errors.Is(err, errNoBinaries) {
-		return dsn, err
+	switch {
+	case err == nil:
+		return dsn, nil
+	case usualErr == nil: // better a small one than none
+		return usualPostgres, nil
+	case !errors.Is(err, errNoBinaries):
+		return "", err
 	}
 	composeErr := compose(ctx)
 	if composeErr == nil {
-		composeErr = eventually(ctx, func() error { return usable(ctx, usualPostgres) })
+		composeErr = eventually(ctx, func() error {
+			_, err := usable(ctx, usualPostgres)
+			return err
+		})
 	}
 	if composeErr != nil {
 		return "", fmt.Errorf("%w\nDocker Compose instead: %w\nInstall PostgreSQL 13 or newer, or set %s to the connection string "+
@@ -262,27 +273,28 @@ func compose(ctx context.Context) error {
 	return nil
 }
 
-func usable(ctx context.Context, dsn string) error {
+// usable checks a server, and returns how many connections it allows.
+func usable(ctx context.Context, dsn string) (room int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, dsn)
 	if err != nil {
-		return fmt.Errorf("does not answer: %w", err)
+		return 0, fmt.Errorf("does not answer: %w", err)
 	}
 	defer conn.Close(ctx)
 	var version int
 	var mayCreate bool
-	if err := conn.QueryRow(ctx, `SELECT current_setting('server_version_num')::int, rolcreatedb OR rolsuper FROM pg_roles WHERE rolname = current_user`).
-		Scan(&version, &mayCreate); err != nil {
-		return err
+	if err := conn.QueryRow(ctx, `SELECT current_setting('server_version_num')::int, current_setting('max_connections')::int,
+		rolcreatedb OR rolsuper FROM pg_roles WHERE rolname = current_user`).Scan(&version, &room, &mayCreate); err != nil {
+		return 0, err
 	}
 	switch {
 	case version < oldestVersion:
-		return fmt.Errorf("is version %d.%d; 13 is the oldest supported", version/10000, version%10000)
+		return 0, fmt.Errorf("is version %d.%d; 13 is the oldest supported", version/10000, version%10000)
 	case !mayCreate:
-		return errors.New("its role may not create databases")
+		return 0, errors.New("its role may not create databases")
 	}
-	return nil
+	return room, nil
 }
 
 // newServer opens a server for this process: it marks its databases as in use, and drops those of processes that died.

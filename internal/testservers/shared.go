@@ -151,7 +151,7 @@ func (s shared) begin(ctx context.Context) (*instance, error) {
 	if err := errors.Join(os.RemoveAll(s.path("dsn")), os.RemoveAll(home), os.Mkdir(home, 0o755)); err != nil {
 		return nil, err
 	}
-	server, err := newInstance(ctx, home)
+	server, err := newInstance(ctx, home, "max_connections=1000")
 	if err != nil {
 		return nil, err
 	}
