@@ -36,9 +36,9 @@ const (
 	renewSQL = `WITH u AS MATERIALIZED (SELECT * FROM unnest($2::bigint[], $3::int[], $4::bigint[]) AS u(pos, generation, owner)),
  k AS MATERIALIZED (SELECT m.pos FROM u JOIN {ready} m ON m.queue = $1 AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation
  ORDER BY m.pos FOR UPDATE OF m SKIP LOCKED),
- r AS (UPDATE {ready} m SET visible_at = statement_timestamp() + make_interval(secs => $5) FROM k WHERE m.queue = $1 AND m.pos = k.pos RETURNING m.pos)
- SELECT 1, pos FROM r
- UNION ALL SELECT 2, m.pos FROM u JOIN {ready} m ON m.queue = $1 AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation
+ r AS (UPDATE {ready} m SET visible_at = statement_timestamp() + make_interval(secs => $5) FROM k WHERE m.queue = $1 AND m.pos = k.pos RETURNING m.pos, m.generation)
+ SELECT 1, pos, generation FROM r
+ UNION ALL SELECT 2, m.pos, m.generation FROM u JOIN {ready} m ON m.queue = $1 AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation
  WHERE (SELECT count(*) FROM r) < (SELECT count(*) FROM u)`
 )
 
@@ -511,33 +511,35 @@ func (a *fenceAnswers) begin(leases *fences, absent leasebus.Result) {
 	}
 }
 
-// read takes a row of kind and position.
+// read takes a row of kind, position and generation.
 func (a *fenceAnswers) read(r *row) error {
-	kind, pos := r.int(0), r.int64(1)
+	kind, pos, generation := r.int(0), r.int64(1), r.int32(2)
 	switch kind {
 	case answerDone:
-		a.set(pos, leasebus.ResultOK)
+		a.set(pos, generation, leasebus.ResultOK)
 	case answerMine:
-		a.set(pos, leasebus.ResultBusy)
+		a.set(pos, generation, leasebus.ResultBusy)
 	case answerBack:
 		a.back = pos
 	}
 	return r.err
 }
 
-// set gives the result to the first lease of that row that has none: a row can end one lease.
-func (a *fenceAnswers) set(pos int64, result leasebus.Result) {
-	if a.at >= len(a.results) || a.leases.pos[a.at] != pos {
-		at, found := slices.BinarySearch(a.leases.pos, pos)
-		if !found {
-			return
+// set gives a result to the lease that has none yet: several leases of one row can be asked for, old ones among them.
+func (a *fenceAnswers) set(pos int64, generation int32, result leasebus.Result) {
+	s := a.leases
+	if a.at >= len(s.pos) || s.pos[a.at] != pos {
+		a.at, _ = slices.BinarySearch(s.pos, pos)
+	}
+	for a.at < len(s.pos) && s.pos[a.at] == pos && s.generation[a.at] != generation {
+		a.at++
+	}
+	if a.at < len(s.pos) && s.pos[a.at] == pos {
+		if a.results[a.at] == leasebus.ResultLost {
+			a.results[a.at] = result
 		}
-		a.at = at
+		a.at++
 	}
-	if a.results[a.at] == leasebus.ResultLost {
-		a.results[a.at] = result
-	}
-	a.at++
 }
 
 // Stop implements [leasebus.Feed]. Nothing is buffered here, so there is nothing to hand back.

@@ -58,7 +58,7 @@ type statements struct {
 	insert, insertLater, insertTx, insertLaterTx                        string
 	promote, nextDue, look, pruneDead, pruneHistory                     string
 	findQueue, addQueue                                                 string
-	listDead, listDeadByID, lastOf, findDead, requeue, discard, whereIs string
+	listDead, listDeadByID, listCompleted, lastOf, findDead, requeue, discard, whereIs string
 	replace, insertEdited, stats                                        string
 }
 
@@ -74,7 +74,7 @@ func statementsOf(n names) statements {
 		insert: s(insertSQL), insertLater: s(insertLaterSQL), insertTx: s(insertTxSQL), insertLaterTx: s(insertLaterTxSQL),
 		promote: s(promoteSQL), nextDue: s(nextDueSQL), look: s(lookSQL),
 		findQueue: s(findQueueSQL), addQueue: s(addQueueSQL),
-		listDead: s(listDeadSQL), listDeadByID: s(listDeadByIDSQL), lastOf: s(lastDeadSQL),
+		listDead: s(listDeadSQL), listDeadByID: s(listDeadByIDSQL), listCompleted: s(listCompletedSQL), lastOf: s(lastDeadSQL),
 		findDead: s(findDeadSQL), requeue: s(requeueSQL), discard: s(discardSQL),
 		replace: s(replaceSQL), insertEdited: s(insertEditedSQL), whereIs: s(whereIsSQL),
 		stats: s(statsSQL), pruneDead: s(pruneDeadSQL), pruneHistory: s(pruneHistorySQL),

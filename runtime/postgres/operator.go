@@ -140,19 +140,22 @@ func readDeadLetter(r *row) (leasebus.DeadLetter, error) {
 		LastOwner:       string(r.text(14)),
 		ReplacedBy:      r.id(15),
 	}
-	headers, err := leasebus.DecodeHeaders(slices.Clone(r.bytes(3)))
-	if err != nil {
+	if err := readPast(r, &d); err != nil {
 		return d, fmt.Errorf("message %s: %w", d.ID, err)
-	}
-	d.Headers = headers
-	p, err := decodePast(r.bytes(4))
-	if err != nil {
-		return d, fmt.Errorf("message %s: %w", d.ID, err)
-	}
-	if p != nil {
-		p.describe(&d)
 	}
 	return d, r.err
+}
+
+// readPast reads the columns headers and state, the fourth and fifth.
+func readPast(r *row, d *leasebus.DeadLetter) (err error) {
+	if d.Headers, err = leasebus.DecodeHeaders(slices.Clone(r.bytes(3))); err != nil {
+		return err
+	}
+	p, err := decodePast(r.bytes(4))
+	if err == nil && p != nil {
+		p.describe(d)
+	}
+	return err
 }
 
 // describe adds to a dead letter what its state knows.

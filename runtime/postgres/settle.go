@@ -14,16 +14,16 @@ import (
 const (
 	// completeSQL waits for a renewal that is under way, within lock_timeout. Locking goes by position, as everywhere.
 	completeSQL = `DELETE FROM {ready} m USING unnest($2::bigint[], $3::int[], $4::bigint[]) AS u(pos, generation, owner)
- WHERE m.queue = $1 AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation RETURNING 1, m.pos`
+ WHERE m.queue = $1 AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation RETURNING 1, m.pos, m.generation`
 
 	// completeBusySQL leaves out what is locked and, if that was anything, answers which leases are this owner's: 2 for
 	// one that was not answered by 1 means busy.
 	completeBusySQL = `WITH u AS MATERIALIZED (SELECT * FROM unnest($2::bigint[], $3::int[], $4::bigint[]) AS u(pos, generation, owner)),
  k AS MATERIALIZED (SELECT m.pos FROM u JOIN {ready} m ON m.queue = $1 AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation
  ORDER BY m.pos FOR UPDATE OF m SKIP LOCKED),
- d AS (DELETE FROM {ready} m USING k WHERE m.queue = $1 AND m.pos = k.pos RETURNING m.pos)
- SELECT 1, pos FROM d
- UNION ALL SELECT 2, m.pos FROM u JOIN {ready} m ON m.queue = $1 AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation
+ d AS (DELETE FROM {ready} m USING k WHERE m.queue = $1 AND m.pos = k.pos RETURNING m.pos, m.generation)
+ SELECT 1, pos, generation FROM d
+ UNION ALL SELECT 2, m.pos, m.generation FROM u JOIN {ready} m ON m.queue = $1 AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation
  WHERE (SELECT count(*) FROM d) < (SELECT count(*) FROM u)`
 
 	// moveSQL ends leases by taking their messages elsewhere: one statement, so that nothing is lost between. It leaves
@@ -46,16 +46,16 @@ const (
  SELECT first_due, id, queue, generation, attempts, type, dead_letter_queue, reason, error, error_type, $15, headers, past, payload FROM d WHERE route = 3 ORDER BY pos),
  history AS (INSERT INTO {schema}.history (first_due, id, queue, generation, attempts, type, owner, headers, state, payload)
  SELECT first_due, id, queue, generation, attempt, type, $15, headers, past, payload FROM d WHERE route = 4 ORDER BY pos)
- SELECT 1, pos FROM d
- UNION ALL SELECT 2, m.pos FROM u JOIN {ready} m ON m.queue = $1 AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation
+ SELECT 1, pos, generation FROM d
+ UNION ALL SELECT 2, m.pos, m.generation FROM u JOIN {ready} m ON m.queue = $1 AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation
  WHERE (SELECT count(*) FROM d) < (SELECT count(*) FROM u)
- UNION ALL SELECT 3, min(pos) FROM ready HAVING count(*) > 0`
+ UNION ALL SELECT 3, min(pos), 0 FROM ready HAVING count(*) > 0`
 
 	// verifySQL answers for the rows that are there: 1 = mine, 2 = mine and locked, 0 = another's.
 	verifySQL = `WITH u AS MATERIALIZED (SELECT * FROM unnest($2::bigint[], $3::int[], $4::bigint[]) AS u(pos, generation, owner)),
  k AS MATERIALIZED (SELECT m.pos FROM u JOIN {ready} m ON m.queue = $1 AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation
  ORDER BY m.pos FOR UPDATE OF m SKIP LOCKED)
- SELECT CASE WHEN m.lease_owner IS DISTINCT FROM u.owner OR m.generation <> u.generation THEN 0 WHEN m.pos IN (SELECT pos FROM k) THEN 1 ELSE 2 END, m.pos
+ SELECT CASE WHEN m.lease_owner IS DISTINCT FROM u.owner OR m.generation <> u.generation THEN 0 WHEN m.pos IN (SELECT pos FROM k) THEN 1 ELSE 2 END, m.pos, u.generation
  FROM u JOIN {ready} m ON m.queue = $1 AND m.pos = u.pos`
 )
 
@@ -149,7 +149,7 @@ func (s *settling) sort() {
 		switch {
 		case st.Kind == leasebus.SettleVerify:
 			s.verified.add(s.feed, st.Lease, i)
-		case at > 0 && seen.pos[at-1] == seen.pos[at]:
+		case at > 0 && seen.pos[at-1] == seen.pos[at] && seen.generation[at-1] == seen.generation[at]:
 			st.Result = leasebus.ResultLost // a second end of one lease
 		case st.Kind == leasebus.SettleComplete && !keep, st.Kind == leasebus.SettleDiscard:
 			s.completed.add(s.feed, st.Lease, i)
@@ -270,9 +270,9 @@ func (s *settling) read(results pgx.BatchResults) error {
 // the owner's transaction held it (S17).
 func (a *fenceAnswers) readVerified(r *row) error {
 	result := [...]leasebus.Result{leasebus.ResultLost, leasebus.ResultStillLeased, leasebus.ResultBusy}
-	kind, pos := r.int(0), r.int64(1)
+	kind, pos, generation := r.int(0), r.int64(1), r.int32(2)
 	for at := range a.results {
-		if a.leases.pos[at] == pos {
+		if a.leases.pos[at] == pos && a.leases.generation[at] == generation {
 			a.results[at] = result[kind]
 		}
 	}
