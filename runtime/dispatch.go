@@ -175,14 +175,14 @@ func (d *dispatcher) resume(q *queue) {
 	signal(wake)
 }
 
-// withdraw takes back the leases of one session that no worker has.
-func (d *dispatcher) withdraw(s *session) []*Lease {
+// withdraw takes back the leases of one session that no worker has, but for the first keep ones of its queue.
+func (d *dispatcher) withdraw(s *session, keep int) []*Lease {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	b := &s.queue.backlog
 	var taken []*Lease
-	kept := b.held[:b.head]
-	for _, lease := range b.held[b.head:] {
+	kept := b.held[:min(b.head+keep, len(b.held))]
+	for _, lease := range b.held[len(kept):] {
 		if lease.run.session == s {
 			taken = append(taken, lease)
 		} else {

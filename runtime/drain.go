@@ -66,13 +66,13 @@ func (p *Processor) Drain(ctx context.Context) error {
 	if p.idleForGood() {
 		return p.report()
 	}
+	begun := time.Now()
 	p.stopLeasing()
 	if d, inside := DeliveryFrom(ctx); inside && d.lease.run.session.p == p {
 		p.asking.Do(func() { close(p.drainAsked) })
 		return ErrDrainStarted
 	}
-	begun := time.Now()
-	finished, err := p.waitIdle(ctx, p.options.drainTimeout)
+	finished, err := p.waitIdle(ctx, p.options.drainTimeout-time.Since(begun))
 	if err != nil {
 		return err
 	}
@@ -112,6 +112,7 @@ func (p *Processor) stopLeasing() {
 	if first {
 		p.state = processorDraining
 		close(p.draining)
+		p.stopOpening()
 		for _, q := range p.queues {
 			p.dispatcher.pause(q)
 			q.current.Store(nil)
@@ -124,7 +125,7 @@ func (p *Processor) stopLeasing() {
 	}
 	each(sessions, func(s *session) {
 		s.stop()
-		s.release()
+		s.release(0)
 	})
 }
 

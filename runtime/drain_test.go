@@ -394,16 +394,150 @@ func TestGate_S52_publishing_paused(t *testing.T) {
 	r := newRig(t)
 	gate := leasebus.NewPublishGate(r.store)
 	gate.Pause()
+	receipts := make([]leasebus.Receipt, 1)
 	publish := func() error {
-		receipts := make([]leasebus.Receipt, 1)
-		return gate.Publish(t.Context(), []leasebus.Outgoing{{Envelope: leasebus.Envelope{ID: leasebus.NewID(), Queue: "queue"}}}, receipts)
+		envelope := leasebus.Envelope{ID: leasebus.NewID(), Type: r.policy.Type, Queue: r.policy.Queue}
+		return gate.Publish(t.Context(), []leasebus.Outgoing{{Envelope: envelope}}, receipts)
 	}
-	if err := publish(); !errors.Is(err, leasebus.ErrPublishingPaused) {
-		t.Errorf("paused: %v", err)
+	if err := publish(); !errors.Is(err, leasebus.ErrPublishingPaused) || !errors.Is(receipts[0].Err, leasebus.ErrPublishingPaused) {
+		t.Errorf("paused: %v, %v", err, receipts)
 	}
+	receipts[0] = leasebus.Receipt{}
 	gate.Resume()
 	if err := publish(); err != nil {
 		t.Errorf("resumed: %v", err)
 	}
 	r.wantStats(leasebus.QueueStats{Pending: 1, Due: 1})
+}
+
+func TestDrain_S51_does_not_wait_for_a_store_that_hangs_at_the_start(t *testing.T) {
+	bubble(t, func(r *rig) {
+		hanging := hangingSource{r.store}
+		p, err := leasebus.NewProcessor(hanging, quiet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		register(r, p)
+		go func() { r.ran <- p.Run(context.WithoutCancel(t.Context())) }()
+		r.wait(time.Second)
+		begun := time.Now()
+		if err := p.Drain(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if err := <-r.ran; err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(begun); took > time.Second {
+			t.Errorf("the drain took %v", took)
+		}
+	})
+}
+
+// hangingSource subscribes until it is told to stop.
+type hangingSource struct{ leasebus.Source }
+
+func (hangingSource) Subscribe(ctx context.Context, _ leasebus.Subscription) (leasebus.Feed, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func TestDrain_S50_fits_the_thirty_seconds_of_a_pod(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.settle = func(ctx context.Context, _ []leasebus.Settlement, _ func() error) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		r.stopFeed = func(ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		stuck := make(chan struct{})
+		r.handler = func(_ context.Context, text string) error {
+			if text == "stuck" {
+				<-stuck
+			}
+			return nil
+		}
+		r.publish("stuck", "fine")
+		r.start()
+		r.wait(time.Second)
+		begun := time.Now()
+		_ = r.leftBy(1, 1)
+		if took := time.Since(begun); took >= 30*time.Second {
+			t.Errorf("the drain took %v", took)
+		}
+		close(stuck)
+	})
+}
+
+func TestPause_S52_before_Run_begins_paused(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.handler = func(context.Context, string) error { return nil }
+		r.publish("a")
+		p, err := leasebus.NewProcessor(r.store, quiet)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.processor = p
+		register(r, p)
+		p.Pause()
+		go func() { r.ran <- p.Run(context.WithoutCancel(t.Context())) }()
+		r.wait(time.Minute)
+		r.wantStats(leasebus.QueueStats{Pending: 1, Due: 1})
+		p.Resume()
+		r.wait(time.Second)
+		r.wantStats(leasebus.QueueStats{Completed: 1})
+		r.mustStop()
+	})
+}
+
+func TestSettler_S16_a_drain_accounts_for_what_is_busy(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.settle = func(_ context.Context, batch []leasebus.Settlement, _ func() error) error {
+			for i := range batch {
+				batch[i].Result = leasebus.ResultBusy
+			}
+			return nil
+		}
+		var told atomic.Int32
+		r.handler = func(context.Context, string) error { return nil }
+		r.publish("a", "b")
+		r.start(leasebus.WithHooks(leasebus.Hooks{Settled: func(leasebus.Delivery, leasebus.Outcome) { told.Add(1) }}))
+		r.wait(time.Second)
+		_ = r.leftBy(0, 2)
+		if told.Load() != 2 {
+			t.Errorf("hooks were told of %d of 2", told.Load())
+		}
+		r.wait(time.Minute)
+		if told.Load() != 2 {
+			t.Error("a hook was called after Run had returned")
+		}
+	})
+}
+
+func TestLookAhead_S2_gives_back_what_handlers_have_become_too_slow_for(t *testing.T) {
+	bubble(t, func(r *rig) {
+		var slow atomic.Bool
+		r.handler = func(context.Context, string) error {
+			if slow.Load() {
+				time.Sleep(time.Hour)
+			}
+			time.Sleep(time.Millisecond)
+			return nil
+		}
+		r.publish(make([]string, 3000)...)
+		r.start(leasebus.WithConcurrency(4))
+		r.wait(500 * time.Millisecond)
+		slow.Store(true)
+		r.wait(time.Second)
+		if held := r.stats().Processing - 4; held < 5 {
+			t.Fatalf("%d held ahead of fast handlers", held)
+		}
+		r.wait(20 * time.Second) // two heartbeats
+		if got := r.stats(); got.Processing != 4 {
+			t.Errorf("%d processing, of which 4 have workers that are stuck", got.Processing)
+		}
+		_ = r.leftBy(4, 0)
+		r.wait(time.Hour)
+	})
 }

@@ -81,6 +81,7 @@ func TestEnvelope_C3_5_C3_9_C3_10_limits(t *testing.T) {
 		"header too long":          {header("a", strings.Repeat("x", 8193)), "header a: is 8193 bytes; allowed are 8192"},
 		"headers too long":         {leasebus.Envelope{Headers: leasebus.NewHeaders(many)}, "headers: are"},
 	} {
+		tt.envelope.ID, tt.envelope.Type, tt.envelope.Queue = leasebus.NewID(), "test.Message", "queue"
 		err := tt.envelope.Validate(100)
 		if tt.want == "" {
 			if err != nil {
@@ -91,6 +92,20 @@ func TestEnvelope_C3_5_C3_9_C3_10_limits(t *testing.T) {
 		var typed *leasebus.EnvelopeError
 		if !errors.Is(err, leasebus.ErrInvalidEnvelope) || !errors.As(err, &typed) || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", name, err, tt.want)
+		}
+	}
+}
+
+func TestEnvelope_needs_an_id_a_type_and_a_queue(t *testing.T) {
+	t.Parallel()
+	id := leasebus.NewID()
+	for want, e := range map[string]leasebus.Envelope{
+		"id: is not set":    {Type: "test.Message", Queue: "queue"},
+		"type: is not set":  {ID: id, Queue: "queue"},
+		"queue: is not set": {ID: id, Type: "test.Message"},
+	} {
+		if err := e.Validate(100); !errors.Is(err, leasebus.ErrInvalidEnvelope) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
 		}
 	}
 }

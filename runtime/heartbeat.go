@@ -12,6 +12,7 @@ func (s *session) heartbeatLoop() {
 	retry := backoff{first: policy.Heartbeat / 8, max: policy.Heartbeat / 2}
 	timer := time.NewTimer(policy.Heartbeat)
 	defer timer.Stop()
+	finished, shedAt := s.queue.finished.Load(), s.p.now()
 	for {
 		select {
 		case <-timer.C:
@@ -20,6 +21,11 @@ func (s *session) heartbeatLoop() {
 			return
 		}
 		next := policy.Heartbeat
+		if now := s.p.now(); now-shedAt >= policy.Heartbeat {
+			ever := s.queue.finished.Load()
+			s.shed(ever - finished)
+			finished, shedAt = ever, now
+		}
 		batch, deadline := s.renewable()
 		if len(batch) > 0 && s.ctx.Err() == nil {
 			if err := s.renew(batch, deadline); err != nil && s.ctx.Err() == nil {

@@ -18,7 +18,8 @@ type Hooks struct {
 	// After runs when the handler has returned err, before anything is settled. If it fails after a handler that
 	// succeeded, OnFailure says what follows; after one that failed, the handler's error decides.
 	After func(ctx context.Context, d Delivery, err error) error
-	// Settled runs when the store has answered, with what was decided. It holds up other settlements: keep it short.
+	// Settled runs when the store has answered, with what was decided. It holds up other settlements, and a drain: keep it
+	// short, and do not call Drain in it.
 	Settled func(d Delivery, o Outcome)
 	// OnFailure is for a failing Before or After. Default [HookFailureRetry].
 	OnFailure HookFailure
@@ -43,6 +44,8 @@ type Outcome struct {
 	// Reason is set for dead letters and what is discarded, Delay for what comes again.
 	Reason Reason
 	Delay  time.Duration
+	// DeadLetterQueue is where a dead letter went.
+	DeadLetterQueue string
 	// Err is what the handler returned, or what was wrong with the message.
 	Err error
 	// Result is ResultOK if the store did it, ResultLost if the lease was gone, ResultUnknown if it could not be told.

@@ -254,7 +254,7 @@ func (m *TypedManager[M]) editable(ctx context.Context, id ID) (TypedDeadLetter[
 	case dead.ReplacedBy != (ID{}):
 		return dead, fmt.Errorf("%w: %s", ErrReplaced, dead.ReplacedBy)
 	case dead.DecodeError != nil:
-		return dead, fmt.Errorf("%w: %w", ErrUndecodable, dead.DecodeError)
+		return dead, dead.DecodeError
 	}
 	return dead, nil
 }
@@ -307,7 +307,7 @@ func (m *TypedManager[M]) Stats(ctx context.Context) (QueueStats, error) {
 func (m *TypedManager[M]) eachPage(ctx context.Context, f Filter, act func([]DeadLetter) error) error {
 	if f.UpTo == "" {
 		last, err := m.store.LastDeadLetter(ctx, m.policy.Queue)
-		if err != nil || last == "" {
+		if err != nil {
 			return err
 		}
 		f.UpTo = last
@@ -341,12 +341,7 @@ func (m *TypedManager[M]) pages(ctx context.Context, f Filter) iter.Seq2[[]DeadL
 
 func (m *TypedManager[M]) typed(d DeadLetter) TypedDeadLetter[M] {
 	typed := TypedDeadLetter[M]{DeadLetter: d}
-	message, err := decoder[M]()(d.Payload)
-	if err != nil {
-		typed.DecodeError = err
-		return typed
-	}
-	typed.Message = message.(M) //nolint:forcetypeassert // decoder makes nothing else
+	typed.Message, typed.DecodeError = decodeTo[M](d.Payload)
 	return typed
 }
 

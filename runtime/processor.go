@@ -26,12 +26,14 @@ const (
 
 // Processor runs the handlers of queues over one [Source]. Make one with [NewProcessor], register handlers, call Run.
 type Processor struct {
-	source  Source
-	options processorOptions
-	owner   string
-	log     *slog.Logger
-	started time.Time
-	base    context.Context // of every handler
+	source      Source
+	options     processorOptions
+	owner       string
+	log         *slog.Logger
+	started     time.Time
+	base        context.Context // of every handler
+	opening     context.Context // of subscriptions after a pause; ends with leasing
+	stopOpening context.CancelFunc
 
 	dispatcher dispatcher
 	queues     []*queue
@@ -294,6 +296,9 @@ func (p *Processor) Run(ctx context.Context) error {
 	if err := p.start(ctx); err != nil {
 		return err
 	}
+	if err := p.subscribe(ctx); err != nil {
+		return errors.Join(err, p.Drain(context.WithoutCancel(ctx)))
+	}
 	select {
 	case <-ctx.Done():
 	case <-p.drainAsked:
@@ -303,6 +308,7 @@ func (p *Processor) Run(ctx context.Context) error {
 	return p.Drain(context.WithoutCancel(ctx))
 }
 
+// start makes the processor a running one, once.
 func (p *Processor) start(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -314,26 +320,37 @@ func (p *Processor) start(ctx context.Context) error {
 	case len(p.queues) == 0:
 		return errors.New("leasebus: processor: no handler is registered")
 	}
+	p.state = processorRunning
 	// Handlers see the values of Run's context, not its end: a drain lets them finish.
 	p.base = context.WithoutCancel(ctx)
-	var opened []*session
+	p.opening, p.stopOpening = context.WithCancel(p.base)
+	p.byLimit = slices.SortedStableFunc(slices.Values(p.queues), func(a, b *queue) int { return a.limit - b.limit })
+	for range p.options.concurrency {
+		p.hire()
+	}
+	return nil
+}
+
+// subscribe opens every queue, until ctx or the processor ends. It does not hold the lock: a store that hangs is not to
+// hold up a drain.
+func (p *Processor) subscribe(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.opening, cancel)()
+	opened := make([]*session, 0, len(p.queues))
 	for _, q := range p.queues {
 		s, err := p.openSession(ctx, q)
 		if err != nil {
-			for _, s := range opened {
-				s.close()
+			each(opened, (*session).close)
+			if p.opening.Err() != nil {
+				return nil // drained meanwhile
 			}
 			return fmt.Errorf("leasebus: processor: subscribe to queue %s: %w", q.policy.Queue, err)
 		}
 		opened = append(opened, s)
 	}
-	p.byLimit = slices.SortedStableFunc(slices.Values(p.queues), func(a, b *queue) int { return a.limit - b.limit })
-	p.state = processorRunning
-	for range p.options.concurrency {
-		p.hire()
-	}
 	for i, s := range opened {
-		p.begin(p.queues[i], s)
+		p.install(p.queues[i], s)
 	}
 	return nil
 }
@@ -377,11 +394,11 @@ func (p *Processor) InFlight() int { return p.dispatcher.inFlight() }
 func (p *Processor) Held() int { return max(int(p.stats.held.Load())-p.InFlight(), 0) }
 
 // Pause stops taking messages: no handler is started from here on, running ones go on. Messages that are leased and
-// not started go back to the queue after one heartbeat, unless Resume comes first.
+// not started go back to the queue after one heartbeat, unless Resume comes first. Before Run, it makes Run begin paused.
 func (p *Processor) Pause() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.state != processorRunning || p.paused {
+	if p.paused {
 		return
 	}
 	p.paused = true
@@ -397,13 +414,15 @@ func (p *Processor) Pause() {
 func (p *Processor) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.state != processorRunning || !p.paused {
+	if !p.paused {
 		return
 	}
 	p.paused = false
 	for _, q := range p.queues {
 		p.dispatcher.resume(q)
-		p.helpers.Go(func() { p.reopen(q) })
+		if p.state == processorRunning {
+			p.helpers.Go(func() { p.reopen(q) })
+		}
 	}
 }
 
@@ -411,7 +430,7 @@ func (p *Processor) Resume() {
 func (p *Processor) reopen(q *queue) {
 	retry := backoff{first: 100 * time.Millisecond, max: 10 * time.Second}
 	for p.wanted(q) {
-		s, err := p.openSession(p.base, q)
+		s, err := p.openSession(p.opening, q)
 		if err == nil {
 			p.install(q, s)
 			return
@@ -452,7 +471,7 @@ func (s *session) retire() {
 	case <-s.empty:
 	case <-s.ctx.Done():
 	case <-timer.C:
-		s.release()
+		s.release(0)
 		select {
 		case <-s.empty:
 		case <-s.ctx.Done():

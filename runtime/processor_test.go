@@ -25,6 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type faults struct {
 	leasebus.Source
 	subscribe func() error
+	stopFeed  func(ctx context.Context) error
 	lease     func(ctx context.Context, pass func() (int, error)) (int, error)
 	renew     func(ctx context.Context, batch []leasebus.Renewal, pass func() error) error
 	settle    func(ctx context.Context, batch []leasebus.Settlement, pass func() error) error
@@ -43,6 +44,14 @@ func (f *faults) Subscribe(ctx context.Context, s leasebus.Subscription) (leaseb
 	}
 	feed, err := f.Source.Subscribe(ctx, s)
 	return faultyFeed{feed, f}, err
+}
+
+func (f faultyFeed) Stop(ctx context.Context) error {
+	err := f.Feed.Stop(ctx)
+	if f.stopFeed != nil {
+		return f.stopFeed(ctx)
+	}
+	return err
 }
 
 func (f faultyFeed) Lease(ctx context.Context, dst []leasebus.Lease) (int, error) {

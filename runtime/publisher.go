@@ -95,8 +95,8 @@ func (p *TypedPublisher[M]) PublishBatch(ctx context.Context, messages []M, opts
 }
 
 func (p *TypedPublisher[M]) publish(ctx context.Context, out []Outgoing, receipts []Receipt) error {
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("leasebus: publish %s: %w", p.policy.Type, context.Cause(ctx))
+	if ctx.Err() != nil {
+		return fmt.Errorf("leasebus: publish %s: %w", p.policy.Type, refuseAll(receipts, context.Cause(ctx)))
 	}
 	if err := p.to.Publish(ctx, out, receipts); err != nil {
 		return fmt.Errorf("leasebus: publish %s: %w", p.policy.Type, err)
@@ -229,7 +229,15 @@ func (g *PublishGate) Resume() { g.paused.Store(false) }
 // Publish implements [Publisher].
 func (g *PublishGate) Publish(ctx context.Context, out []Outgoing, receipts []Receipt) error {
 	if g.paused.Load() {
-		return ErrPublishingPaused
+		return refuseAll(receipts, ErrPublishingPaused)
 	}
 	return g.to.Publish(ctx, out, receipts)
+}
+
+// refuseAll answers err for every envelope of a publish, and returns it.
+func refuseAll(receipts []Receipt, err error) error {
+	for i := range receipts {
+		receipts[i].Err = err
+	}
+	return err
 }

@@ -206,7 +206,8 @@ type Operator interface {
 	// DeadLetters lists what matches, oldest first, beginning behind after; "" = from the start.
 	// It returns at most limit elements, fewer only when there are no more.
 	DeadLetters(ctx context.Context, queue string, f Filter, after Cursor, limit int) ([]DeadLetter, error)
-	// LastDeadLetter is the position of the newest dead letter: a cut-off for acting on what is there now.
+	// LastDeadLetter is the position of the newest dead letter: a cut-off for acting on what is there now. Where there is
+	// none, it is a position before all; it is never empty.
 	LastDeadLetter(ctx context.Context, queue string) (Cursor, error)
 	// Requeue makes dead letters pending again: due now, attempts restarted, history kept, generation grown.
 	// The answers stand in the order of refs.
@@ -216,6 +217,10 @@ type Operator interface {
 	Replace(ctx context.Context, queue string, ref DeadLetterRef, edited *Envelope, by string) (Disposition, error)
 	// Discard deletes dead letters. The answers stand in the order of refs.
 	Discard(ctx context.Context, queue string, refs []DeadLetterRef, by string) ([]Disposition, error)
-	// Stats counts a queue's messages. A queue that does not exist has none.
+	// Completed lists the completed messages that are kept ([Policy.RetainCompleted]), oldest first, beginning behind
+	// after; "" = from the start. It returns at most limit elements, fewer only when there are no more. A backend that
+	// cannot keep them has none.
+	Completed(ctx context.Context, queue string, after Cursor, limit int) ([]CompletedMessage, error)
+	// Stats counts a queue's messages; dead letters that an edit replaced are among them. A queue that does not exist has none.
 	Stats(ctx context.Context, queue string) (QueueStats, error)
 }

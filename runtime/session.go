@@ -47,8 +47,8 @@ type session struct {
 	// leased counts leases that are neither settled nor given up.
 	leased atomic.Int64
 
-	lookAhead int64 // of the leaser
-	sampledAt time.Time
+	lookAhead atomic.Int64
+	sampledAt time.Time // of the leaser, as are the two below
 	sampled   int64
 	spare     []Lease
 
@@ -60,6 +60,7 @@ type session struct {
 	over     bool          // no settlement is sent any more
 	slabs    slabList
 	pending  []Settlement
+	locked   []Settlement // those whose row was locked, until they are tried again
 }
 
 // slab is the leases of one Lease call, which share memory.
@@ -152,9 +153,21 @@ func (s *session) stop() {
 	}
 }
 
-// release gives back what is leased and not started.
-func (s *session) release() {
-	for _, l := range s.p.dispatcher.withdraw(s) {
+// shed gives back what the handlers have become too slow for: all beyond free slots and what they finished since the
+// last heartbeat. A message is not to wait here while others could work on it.
+func (s *session) shed(finished int64) {
+	waiting, running := s.p.dispatcher.count(s.queue)
+	keep := max(s.p.slotsFor(s.queue)-running, 0) + int(finished)
+	if waiting <= keep {
+		return
+	}
+	s.lookAhead.Store(min(s.lookAhead.Load(), finished))
+	s.release(keep)
+}
+
+// release gives back what is leased and not started, the first keep of it excepted.
+func (s *session) release(keep int) {
+	for _, l := range s.p.dispatcher.withdraw(s, keep) {
 		if l.advance(stateHeld, stateSettling) {
 			s.queue.leaveSlot()
 			s.settle(Settlement{Lease: l, Kind: SettleRelease})
@@ -297,16 +310,17 @@ func (s *session) observe(roundTrip time.Duration) {
 	window := min(max(3*roundTrip, minLookAheadWindow), maxLookAheadWindow)
 	target := int64(float64(finished-s.sampled) * float64(window) / float64(elapsed))
 	target = min(target, s.p.options.lookAhead)
-	if target < s.lookAhead {
-		target = s.lookAhead - (s.lookAhead-target+7)/8
+	if before := s.lookAhead.Load(); target < before {
+		target = before - (before-target+7)/8
 	}
-	s.lookAhead, s.sampledAt, s.sampled = target, now, finished
+	s.lookAhead.Store(target)
+	s.sampledAt, s.sampled = now, finished
 }
 
 // roomFor says how many leases are worth asking for now: 0 = none, and the leaser will be nudged when there is room.
 func (s *session) roomFor() int {
 	q := s.queue
-	capacity := int64(s.p.slotsFor(q)) + s.lookAhead
+	capacity := int64(s.p.slotsFor(q)) + s.lookAhead.Load()
 	batch := min(int64(leaseBatch), capacity)
 	waiting, _ := s.p.dispatcher.count(q)
 	// While others wait to be run, a whole half batch is worth waiting for; idle workers are not.
@@ -341,7 +355,6 @@ func (s *session) backlog() int {
 // leaveSlot takes a lease out of the in-flight count, and lets the leaser know if it waited for that.
 func (q *queue) leaveSlot() {
 	n := q.inFlight.Add(-1)
-	q.finished.Add(1)
 	if s := q.current.Load(); s != nil && s.starved.Load() && n <= s.roomMark.Load() {
 		s.offerRoom()
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -25,9 +26,9 @@ type settlementState struct {
 	unsure bool
 	// plain: the text was replaced already.
 	plain bool
-	// busy counts the answers "busy", since is when the settlement was first tried.
-	busy  int
-	since time.Duration
+	// busy counts the answers "busy", since is when the settlement was first tried, again when it is to be next.
+	busy         int
+	since, again time.Duration
 }
 
 // settle queues a settlement. The lease must be in stateSettling.
@@ -210,14 +211,36 @@ func (s *session) rejected(st *Settlement) {
 
 // busy tries again in a moment, for as long as one lease.
 func (s *session) busy(st *Settlement) {
-	if s.p.now()-st.state.since > s.queue.policy.Lease.Duration {
+	now := s.p.now()
+	if now-st.state.since > s.queue.policy.Lease.Duration {
 		s.giveUp(st, "its row stayed locked")
 		return
 	}
-	wait := RetryPolicy{Initial: busyRetry, Max: busyRetryMax, Multiplier: 2}.delay(st.state.busy + 1)
 	st.state.busy++
-	again := *st
-	time.AfterFunc(wait, func() { s.settle(again) })
+	wait := RetryPolicy{Initial: busyRetry, Max: busyRetryMax, Multiplier: 2}.delay(st.state.busy)
+	st.state.again = now + wait
+	s.mu.Lock()
+	s.locked = append(s.locked, *st)
+	s.mu.Unlock()
+	time.AfterFunc(wait, s.retryLocked)
+}
+
+// retryLocked tries those again whose moment has come.
+func (s *session) retryLocked() {
+	now := s.p.now()
+	s.mu.Lock()
+	var due []Settlement
+	s.locked = slices.DeleteFunc(s.locked, func(st Settlement) bool {
+		if st.state.again > now {
+			return false
+		}
+		due = append(due, st)
+		return true
+	})
+	s.mu.Unlock()
+	for i := range due {
+		s.settle(due[i])
+	}
 }
 
 // giveUp leaves a lease to expire.
@@ -234,6 +257,8 @@ func (s *session) giveUp(st *Settlement, why string) {
 func (s *session) giveUpPending() {
 	s.mu.Lock()
 	s.over = true
+	s.pending = append(s.pending, s.locked...)
+	s.locked = nil
 	s.mu.Unlock()
 	for {
 		batch := s.takePending(nil)
@@ -248,7 +273,10 @@ func (s *session) giveUpPending() {
 
 func (s *session) finishSettlement(st *Settlement) {
 	if settled := s.p.options.settledHooks; len(settled) > 0 {
-		outcome := Outcome{Kind: st.Kind, Reason: st.Reason, Delay: st.Delay, Err: st.state.err, Result: st.Result}
+		outcome := Outcome{
+			Kind: st.Kind, Reason: st.Reason, Delay: st.Delay, DeadLetterQueue: st.DeadLetterQueue,
+			Err: st.state.err, Result: st.Result,
+		}
 		for _, hook := range settled {
 			s.callSettled(hook, Delivery{st.Lease}, outcome)
 		}

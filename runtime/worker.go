@@ -93,6 +93,7 @@ func (p *Processor) conclude(l *Lease, st Settlement, err error) bool {
 		return false
 	}
 	st.Lease, st.state.err = l, err
+	l.run.queue.finished.Add(1)
 	l.run.queue.leaveSlot()
 	l.run.session.settle(st)
 	return true

@@ -177,6 +177,8 @@ func (q *queue) complete(r *row, now int64) {
 		return
 	}
 	r.due = now
+	q.completions++
+	r.completion = q.completions
 	q.enter(r, completed)
 	q.history.pushBack(r)
 }

@@ -120,6 +120,45 @@ func (s *Store) admitEdited(name string, ref leasebus.DeadLetterRef, edited *lea
 	return nil
 }
 
+// Completed implements [leasebus.Operator]. A limit below 1 is refused.
+func (s *Store) Completed(ctx context.Context, name string, after leasebus.Cursor, limit int) ([]leasebus.CompletedMessage, error) {
+	if limit < 1 {
+		return nil, fmt.Errorf("memory: completed messages of %q: limit %d is out of range; allowed is 1 or more", name, limit)
+	}
+	behind, err := positionOf(after)
+	if err != nil {
+		return nil, err
+	}
+	q, now, err := s.operate(ctx, "completed messages of", name)
+	if q == nil {
+		return nil, err
+	}
+	defer q.unlock(now)
+
+	var messages []leasebus.CompletedMessage
+	for r := q.history.head; r != nil && len(messages) < limit; r = r.next {
+		if r.completion > behind {
+			messages = append(messages, r.completedMessage())
+		}
+	}
+	return messages, nil
+}
+
+func (r *row) completedMessage() leasebus.CompletedMessage {
+	m := leasebus.CompletedMessage{
+		Envelope:    r.env,
+		Cursor:      cursorOf(r.completion),
+		Attempts:    int(r.attempt),
+		Generation:  r.generation,
+		CompletedAt: r.queue.store.timeOf(r.due),
+		LastOwner:   r.owner,
+	}
+	if p := r.past; p != nil {
+		m.History, m.Requeues = slices.Clone(p.failures), slices.Clone(p.requeues)
+	}
+	return m
+}
+
 // Stats implements [leasebus.Operator].
 func (s *Store) Stats(ctx context.Context, name string) (leasebus.QueueStats, error) {
 	q, now, err := s.operate(ctx, "stats of", name)

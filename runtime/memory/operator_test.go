@@ -466,3 +466,46 @@ func TestStats_CountsByState(t *testing.T) {
 		})
 	})
 }
+
+func TestCompleted_S32_PagesWithWhatHappened(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New()
+		keep := func(p *leasebus.Policy) { p.RetainCompleted = time.Hour }
+		dead := bury(t, store, message("first"))
+		c := subscribe(t, store, "worker#1", keep)
+		requeue(t, store, refs(dead...)...)
+		publishText(t, store, "second", "third")
+
+		first := c.lease(1)[0]
+		c.mustSettle(leasebus.Settlement{Lease: first, Kind: leasebus.SettleRetry, Failure: failure("no stock")})
+		for _, l := range c.lease(3) {
+			c.mustSettle(leasebus.Settlement{Lease: l, Kind: leasebus.SettleComplete})
+		}
+
+		var seen []leasebus.CompletedMessage
+		for after := leasebus.Cursor(""); ; {
+			page, err := store.Completed(t.Context(), orders, after, 2)
+			if err != nil {
+				t.Fatal(err)
+			}
+			seen = append(seen, page...)
+			if len(page) < 2 {
+				break
+			}
+			after = page[1].Cursor
+		}
+		if len(seen) != 3 || string(seen[0].Payload) != "second" || string(seen[2].Payload) != "first" {
+			t.Fatalf("completed: %+v, want second, third, first", seen)
+		}
+		if m := seen[2]; m.ID != dead[0].ID || m.Attempts != 2 || len(m.History) != 2 || len(m.Requeues) != 1 ||
+			m.Requeues[0].By != "ann" || !m.CompletedAt.Equal(store.Now()) {
+			t.Errorf("requeued and retried, but completed as %+v", m)
+		}
+
+		store.Advance(time.Hour)
+		if page, err := store.Completed(t.Context(), orders, "", 9); err != nil || len(page) > 0 {
+			t.Errorf("after the retention: %+v, %v", page, err)
+		}
+	})
+}

@@ -26,6 +26,8 @@ type queue struct {
 	history  list
 	counts   [states]int64
 
+	completions int64 // kept ones, ever: the position of the newest
+
 	// Retentions in nanoseconds, 0 = of completed rows none, of dead letters for ever.
 	retainCompleted, retainDead int64
 

@@ -36,6 +36,7 @@ type row struct {
 	// ageFrom is when the row was first due, or last requeued (S23).
 	ageFrom    int64
 	generation int64
+	completion int64 // position of a completed row among those that were kept
 	owner      string
 
 	attempt       int32

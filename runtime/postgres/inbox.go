@@ -52,14 +52,14 @@ type Inbox struct {
 
 // statements are all of the hot table's, with their identifiers filled in. There is one set for each segment.
 type statements struct {
-	claim, reclaim, renew                                               string
-	complete, completeBusy, move, verify                                string
-	completeTx, completeTxKept, lockTx                                  string
-	insert, insertLater, insertTx, insertLaterTx                        string
-	promote, nextDue, look, pruneDead, pruneHistory                     string
-	findQueue, addQueue                                                 string
+	claim, reclaim, renew                                                              string
+	complete, completeBusy, move, verify                                               string
+	completeTx, completeTxKept, lockTx                                                 string
+	insert, insertLater, insertTx, insertLaterTx                                       string
+	promote, nextDue, look, pruneDead, pruneHistory                                    string
+	findQueue, addQueue                                                                string
 	listDead, listDeadByID, listCompleted, lastOf, findDead, requeue, discard, whereIs string
-	replace, insertEdited, stats                                        string
+	replace, insertEdited, stats                                                       string
 }
 
 // firstSegment is the hot table. A ring of several would follow it; a lease's Ref names its own.

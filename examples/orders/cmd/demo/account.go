@@ -1,15 +1,22 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"slices"
 
 	leasebus "github.com/leasebus/leasebus/runtime"
 )
 
-// account counts what became of the messages; the help text says what each number means.
+// account counts what became of the messages; the help text says what each number means. It knows nothing but what the
+// store tells, besides the ids that were acknowledged to their publishers.
 type account struct {
 	published, completed, retried, deadLettered, requeued, lost int64
+
+	failures int64                    // all that are on record
+	ended    map[leasebus.ID]struct{} // the messages that are completed or dead letters
+	replaced []leasebus.ID            // what edits have put in the place of dead letters
 }
 
 func (a *account) String() string {
@@ -21,45 +28,75 @@ func (a *account) String() string {
 func (s *story) conclude(ctx context.Context) error {
 	s.n.sayf("\nWhat the store has at the end:")
 	s.n.sayf("          %-12s  %9s  %12s  %10s", "message", "completed", "dead letters", "unfinished")
-	var (
-		a    account
-		left []leasebus.DeadLetter
-	)
+	a := account{ended: make(map[leasebus.ID]struct{})}
+	var left []leasebus.DeadLetter
 	for _, p := range policies() {
 		stats, err := s.store.Stats(ctx, p.Queue)
 		if err != nil {
 			return fmt.Errorf("stats of %s: %w", p.Queue, err)
 		}
-		dead, err := s.deadLetters(ctx, p.Queue)
+		completed, dead, err := s.ended(ctx, p.Queue)
 		if err != nil {
 			return err
 		}
-		a.add(stats, dead)
+		if stats.Completed != int64(len(completed)) || stats.DeadLettered != int64(len(dead)) {
+			return fmt.Errorf("%s: the store counts %d completed messages and %d dead letters, and lists %d and %d",
+				p.Queue, stats.Completed, stats.DeadLettered, len(completed), len(dead))
+		}
 		unfinished := stats.Pending + stats.Processing + stats.Failed
 		s.n.sayf("          %-12s  %9d  %12d  %10d", shortName(p.Type), stats.Completed, stats.DeadLettered, unfinished)
+		a.published += unfinished
+		a.addCompleted(completed)
+		a.addDead(dead)
 		left = append(left, dead...)
 	}
 	s.remaining(left)
+	return s.close(&a)
+}
 
-	// The store counts what is completed and lists what is dead. When it can list both, retries are to be counted from
-	// their histories, and losses id by id.
-	a.retried = s.n.retries()
-	a.lost = int64(len(s.n.acknowledged())) - a.completed - a.deadLettered
-	s.n.sayf("\ndemo: %v", &a)
+// close finds out what is lost and prints the account.
+func (s *story) close(a *account) error {
+	a.retried = a.failures - a.deadLettered // the last failure before a dead letter is followed by no attempt
+	known := append(s.n.acknowledged(), a.replaced...)
+	slices.SortFunc(known, func(x, y leasebus.ID) int { return bytes.Compare(x[:], y[:]) })
+	known = slices.Compact(known)
+	for _, id := range known {
+		if _, ended := a.ended[id]; !ended {
+			a.lost++
+		}
+	}
+	s.n.sayf("\ndemo: %v", a)
 	if a.lost != 0 {
 		return fmt.Errorf("%d of the %d messages whose publishing was acknowledged are neither completed nor dead letters",
-			a.lost, len(s.n.acknowledged()))
+			a.lost, len(known))
 	}
 	return nil
 }
 
-// add counts the messages of one queue.
-func (a *account) add(stats leasebus.QueueStats, dead []leasebus.DeadLetter) {
-	a.published += stats.Pending + stats.Processing + stats.Failed + stats.Completed + stats.DeadLettered
-	a.completed += stats.Completed
-	a.deadLettered += stats.DeadLettered
-	for i := range dead {
-		a.requeued += int64(len(dead[i].Requeues))
+func (a *account) addCompleted(messages []leasebus.CompletedMessage) {
+	for _, m := range messages {
+		a.published++
+		a.completed++
+		a.failures += int64(len(m.History))
+		a.requeued += int64(len(m.Requeues))
+		a.deadLettered += int64(len(m.Requeues)) // each time it was one
+		a.ended[m.ID] = struct{}{}
+	}
+}
+
+func (a *account) addDead(letters []leasebus.DeadLetter) {
+	for i := range letters {
+		d := &letters[i]
+		a.published++
+		a.failures += int64(len(d.History))
+		a.requeued += int64(len(d.Requeues))
+		a.deadLettered += int64(len(d.Requeues)) // each time before
+		if d.ReplacedBy == (leasebus.ID{}) {
+			a.deadLettered++
+		} else {
+			a.replaced = append(a.replaced, d.ReplacedBy) // its last requeue is the edit, and it is a dead letter still
+		}
+		a.ended[d.ID] = struct{}{}
 	}
 }
 
@@ -83,19 +120,37 @@ func attempts(n int) string {
 	return fmt.Sprintf("%d attempts", n)
 }
 
-// deadLetters lists all dead letters of a queue.
-func (s *story) deadLetters(ctx context.Context, queue string) ([]leasebus.DeadLetter, error) {
-	const page = 100
-	var all []leasebus.DeadLetter
-	for after := leasebus.Cursor(""); ; {
-		found, err := s.store.DeadLetters(ctx, queue, leasebus.Filter{}, after, page)
+// ended lists the messages of a queue that are completed, and its dead letters.
+func (s *story) ended(ctx context.Context, queue string) ([]leasebus.CompletedMessage, []leasebus.DeadLetter, error) {
+	completed, err := pages(func(m leasebus.CompletedMessage) leasebus.Cursor { return m.Cursor },
+		func(after leasebus.Cursor, limit int) ([]leasebus.CompletedMessage, error) {
+			return s.store.Completed(ctx, queue, after, limit)
+		})
+	if err != nil {
+		return nil, nil, fmt.Errorf("completed messages of %s: %w", queue, err)
+	}
+	dead, err := pages(func(d leasebus.DeadLetter) leasebus.Cursor { return d.Cursor },
+		func(after leasebus.Cursor, limit int) ([]leasebus.DeadLetter, error) {
+			return s.store.DeadLetters(ctx, queue, leasebus.Filter{}, after, limit)
+		})
+	if err != nil {
+		return nil, nil, fmt.Errorf("dead letters of %s: %w", queue, err)
+	}
+	return completed, dead, nil
+}
+
+// pages reads a list to its end.
+func pages[T any](position func(T) leasebus.Cursor, read func(after leasebus.Cursor, limit int) ([]T, error)) ([]T, error) {
+	const size = 100
+	var all []T
+	for after := leasebus.Cursor(""); ; after = position(all[len(all)-1]) {
+		page, err := read(after, size)
 		if err != nil {
-			return nil, fmt.Errorf("dead letters of %s: %w", queue, err)
+			return nil, err
 		}
-		all = append(all, found...)
-		if len(found) < page {
+		all = append(all, page...)
+		if len(page) < size {
 			return all, nil
 		}
-		after = found[page-1].Cursor
 	}
 }

@@ -107,8 +107,7 @@ and that never heal. It takes about four seconds.
 
 Usage: demo [flags]
 
-The last line counts messages, and takes its numbers from the store when all work is over. Only retried is counted on
-the way, each time the store confirms one: a store cannot be asked yet what happened to a message before it completed.
+The last line counts messages, and takes every number from the store when all work is over:
 
   published      messages that the store knows, in whatever state; those that an edit brought forth included
   completed      messages that the store keeps as completed

@@ -25,7 +25,6 @@ type narrator struct {
 	out       io.Writer
 	published map[leasebus.ID]string    // what was acknowledged, and its short name
 	started   map[leasebus.ID]time.Time // the newest attempt at a message
-	retried   int64                     // failures that the store has taken down as due again
 }
 
 func newNarrator(out io.Writer) *narrator {
@@ -69,12 +68,6 @@ func (n *narrator) acknowledged() []leasebus.ID {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Collect(maps.Keys(n.published))
-}
-
-func (n *narrator) retries() int64 {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.retried
 }
 
 // publisher is a place to publish to that is told about.
@@ -141,7 +134,6 @@ func (n *narrator) outcome(d leasebus.Delivery, o leasebus.Outcome) string {
 		}
 		return "completed"
 	case leasebus.SettleRetry:
-		n.retried++
 		return fmt.Sprintf("failed: %v; due again in %v", o.Err, o.Delay)
 	case leasebus.SettleDeadLetter:
 		return fmt.Sprintf("dead-lettered to %s, %s: %v", route(policy, o.Reason), o.Reason, o.Err)
