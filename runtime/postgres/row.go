@@ -157,10 +157,9 @@ func instantOf(t time.Time) instant {
 	return instant((t.Unix()-epoch.Unix())*second + int64(t.Nanosecond())/int64(time.Microsecond))
 }
 
-// since is at most the longest duration there is.
+// since is at most the longest duration there is, either way.
 func (t instant) since(earlier instant) time.Duration {
-	const longest = int64(1<<63-1) / int64(time.Microsecond)
-	return time.Duration(max(min(int64(t)-int64(earlier), longest), -longest)) * time.Microsecond
+	return t.time().Sub(earlier.time())
 }
 
 // microseconds rounds up, so that nothing is due early.
