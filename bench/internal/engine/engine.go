@@ -30,7 +30,7 @@ type Handler func(ctx context.Context, m Message)
 type Bus interface {
 	// Publish stores one message.
 	Publish(ctx context.Context, m Message) error
-	// PublishBatch stores messages together.
+	// PublishBatch stores messages of one queue and one delay together.
 	PublishBatch(ctx context.Context, batch []Message) error
 	// PublishTx stores one message in a transaction that writes something else.
 	PublishTx(ctx context.Context, m Message) error
@@ -151,6 +151,13 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, publish func(tx pgx.Tx) error
 	})
 	if err != nil {
 		return fmt.Errorf("publish in a transaction: %w", err)
+	}
+	return nil
+}
+
+func onlyOneQueue(o Options) error {
+	if o.queues() > 1 {
+		return fmt.Errorf("%d queues: %w", o.queues(), ErrUnsupported)
 	}
 	return nil
 }

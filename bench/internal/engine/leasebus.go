@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	benchv1 "github.com/leasebus/leasebus/bench/gen/bench/v1"
 	"github.com/leasebus/leasebus/bench/gen/bench/v1/benchv1leasebus"
 	leasebus "github.com/leasebus/leasebus/runtime"
 	"github.com/leasebus/leasebus/runtime/memory"
@@ -31,9 +30,6 @@ func leasebusEngine(name, about string, inbox []postgres.Option, processor []lea
 		Name: name, About: about,
 		Setup: func(ctx context.Context, pool *pgxpool.Pool) error { return postgres.Migrate(ctx, pool) },
 		Open: func(ctx context.Context, dsn string, o Options) (Bus, error) {
-			if err := onlyOneQueue(o); err != nil {
-				return nil, err
-			}
 			pool, err := openPool(ctx, dsn, 0)
 			if err != nil {
 				return nil, err
@@ -43,14 +39,12 @@ func leasebusEngine(name, about string, inbox []postgres.Option, processor []lea
 				pool.Close()
 				return nil, err
 			}
-			bus, err := newLeasebusBus(store, processor)
-			if err != nil {
-				return nil, err
+			b := &leasebusBus{
+				store: store, options: processor, pool: pool,
+				tx:    func(tx pgx.Tx) leasebus.Publisher { return store.Tx(tx) },
+				close: func() { _ = store.Close() },
 			}
-			bus.pool = pool
-			bus.tx = func(tx pgx.Tx) leasebus.Publisher { return store.Tx(tx) }
-			bus.close = func() { _ = store.Close() }
-			return bus, nil
+			return b, b.open(o)
 		},
 	}
 }
@@ -60,19 +54,10 @@ func memoryEngine() Engine {
 		Name: Memory, About: "the generated API on the store in memory: what the engine alone can do",
 		Setup: func(context.Context, *pgxpool.Pool) error { return nil },
 		Open: func(_ context.Context, _ string, o Options) (Bus, error) {
-			if err := onlyOneQueue(o); err != nil {
-				return nil, err
-			}
-			return newLeasebusBus(memory.New(), nil)
+			b := &leasebusBus{store: memory.New()}
+			return b, b.open(o)
 		},
 	}
-}
-
-func onlyOneQueue(o Options) error {
-	if o.queues() > 1 {
-		return fmt.Errorf("%d queues: %w", o.queues(), ErrUnsupported)
-	}
-	return nil
 }
 
 // discard is a logger that does all the work and drops the text.
@@ -85,60 +70,46 @@ type leasebusStore interface {
 }
 
 type leasebusBus struct {
-	store     leasebusStore
-	publisher *benchv1leasebus.TaskPublisher
-	manager   *benchv1leasebus.TaskManager
-	options   []leasebus.ProcessorOption
-	settled   atomic.Int64
-	feed      leasebus.Feed // of Claim
+	store   leasebusStore
+	queues  []queue
+	options []leasebus.ProcessorOption
+	settled atomic.Int64
+	feed    leasebus.Feed // of Claim
 
+	// Of a store on PostgreSQL.
 	pool  *pgxpool.Pool
 	tx    func(pgx.Tx) leasebus.Publisher
 	close func()
 }
 
-func newLeasebusBus(store leasebusStore, options []leasebus.ProcessorOption) (*leasebusBus, error) {
-	publisher, err := benchv1leasebus.NewTaskPublisher(store)
-	if err != nil {
-		return nil, err
+func (b *leasebusBus) open(o Options) error {
+	makers := []queueMaker{taskQueue}
+	if o.queues() > 1 {
+		makers = manyQueues[:o.queues()]
 	}
-	return &leasebusBus{store: store, publisher: publisher, manager: benchv1leasebus.NewTaskManager(store), options: options}, nil
+	for _, open := range makers {
+		q, err := open(b.store)
+		if err != nil {
+			return err
+		}
+		b.queues = append(b.queues, q)
+	}
+	return nil
 }
 
 func (b *leasebusBus) Publish(ctx context.Context, m Message) error {
-	_, err := b.publisher.Publish(ctx, taskOf(m), optionsOf(m)...)
-	return err
+	return b.queues[m.Queue].publish(ctx, nil, m)
 }
 
-// PublishBatch takes a batch whose messages have the same delay.
 func (b *leasebusBus) PublishBatch(ctx context.Context, batch []Message) error {
-	tasks := make([]*benchv1.Task, len(batch))
-	for i := range batch {
-		tasks[i] = taskOf(batch[i])
-	}
-	_, err := b.publisher.PublishBatch(ctx, tasks, optionsOf(batch[0])...)
-	return err
+	return b.queues[batch[0].Queue].publishBatch(ctx, batch)
 }
 
 func (b *leasebusBus) PublishTx(ctx context.Context, m Message) error {
 	if b.tx == nil {
 		return ErrUnsupported
 	}
-	return inTx(ctx, b.pool, func(tx pgx.Tx) error {
-		_, err := b.publisher.Via(b.tx(tx)).Publish(ctx, taskOf(m))
-		return err
-	})
-}
-
-func taskOf(m Message) *benchv1.Task {
-	return &benchv1.Task{PublishedAt: m.PublishedAt, Body: m.Body}
-}
-
-func optionsOf(m Message) []leasebus.PublishOption {
-	if m.Delay == 0 {
-		return nil
-	}
-	return []leasebus.PublishOption{leasebus.Delay(m.Delay)}
+	return inTx(ctx, b.pool, func(tx pgx.Tx) error { return b.queues[m.Queue].publish(ctx, b.tx(tx), m) })
 }
 
 // Work has what a service has: decoding, a logger, and a hook that counts.
@@ -150,18 +121,23 @@ func (b *leasebusBus) Work(ctx context.Context, handle Handler) error {
 	if err != nil {
 		return err
 	}
-	if err := benchv1leasebus.RegisterTaskHandler(p, benchv1leasebus.TaskHandlerFunc(func(ctx context.Context, m *benchv1.Task) error {
-		handle(ctx, Message{PublishedAt: m.GetPublishedAt(), Body: m.GetBody()})
-		return nil
-	})); err != nil {
-		return err
+	for _, q := range b.queues {
+		if err := q.register(p, handle); err != nil {
+			return err
+		}
 	}
 	return p.Run(ctx)
 }
 
-func (b *leasebusBus) Left(ctx context.Context) (int64, error) {
-	s, err := b.manager.Stats(ctx)
-	return s.Pending + s.Processing + s.Failed + s.DeadLettered, err
+func (b *leasebusBus) Left(ctx context.Context) (left int64, err error) {
+	for _, q := range b.queues {
+		s, err := q.stats(ctx)
+		if err != nil {
+			return 0, err
+		}
+		left += s.Pending + s.Processing + s.Failed + s.DeadLettered
+	}
+	return left, nil
 }
 
 func (b *leasebusBus) Claim(ctx context.Context, n int, body string) (time.Duration, error) {

@@ -47,7 +47,7 @@ func bodyOf(size int) string {
 	return string(body)
 }
 
-// fill publishes n messages, spread over queues, and brings the database to rest.
+// fill publishes n messages, spread over queues batch by batch, and brings the database to rest.
 func (t *Trial) fill(ctx context.Context, bus engine.Bus, n, queues int, m engine.Message) error {
 	var next atomic.Int64
 	err := parallel(fillers, func(int) error {
@@ -59,7 +59,7 @@ func (t *Trial) fill(ctx context.Context, bus engine.Bus, n, queues int, m engin
 			batch := make([]engine.Message, min(fillBatch, n-first))
 			for i := range batch {
 				batch[i] = m
-				batch[i].Queue = (first/fillBatch + i) % max(queues, 1)
+				batch[i].Queue = first / fillBatch % max(queues, 1)
 			}
 			if err := bus.PublishBatch(ctx, batch); err != nil {
 				return err
