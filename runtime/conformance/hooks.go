@@ -5,8 +5,9 @@ import (
 	"errors"
 	"sync"
 
-	leasebus "github.com/leasebus/leasebus/runtime"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	leasebus "github.com/leasebus/leasebus/runtime"
 )
 
 var hookCases = []testCase{

@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	leasebus "github.com/leasebus/leasebus/runtime"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	leasebus "github.com/leasebus/leasebus/runtime"
 )
 
 var managerCases = []testCase{

@@ -78,16 +78,20 @@ var mutants = map[string]struct {
 			s.Kind, s.Delay = leasebus.SettleDefer, time.Minute
 		}
 	}), "S50_release_is_at_once_visible_to_others"},
-	"interruptions are not counted": {everySettlement(func(s *leasebus.Settlement) { s.Started = false }),
-		"S50_release_of_a_started_message_counts_an_interruption"},
+	"interruptions are not counted": {
+		everySettlement(func(s *leasebus.Settlement) { s.Started = false }),
+		"S50_release_of_a_started_message_counts_an_interruption",
+	},
 	"delays are cut short": {everySettlement(func(s *leasebus.Settlement) { s.Delay /= 2 }), "S24_retry_is_due_after_its_delay"},
 	"failures are forgotten": {everySettlement(func(s *leasebus.Settlement) {
 		if s.Kind == leasebus.SettleRetry {
 			s.Failure = nil
 		}
 	}), "S29_C6_1_dead_letter_keeps_everything"},
-	"nobody is woken": {func(m *mutant) { m.subscribe = func(s *leasebus.Subscription) { s.Wake = func() {} } },
-		"S9_publish_wakes_a_hungry_feed"},
+	"nobody is woken": {
+		func(m *mutant) { m.subscribe = func(s *leasebus.Subscription) { s.Wake = func() {} } },
+		"S9_publish_wakes_a_hungry_feed",
+	},
 	"attempts are counted from 0": {func(m *mutant) {
 		m.leased = func(leases []leasebus.Lease) {
 			for i := range leases {
@@ -126,10 +130,14 @@ var mutants = map[string]struct {
 			}
 		}
 	}, "S33_requeue_restarts_attempts_and_keeps_history"},
-	"scheduled messages are called due": {func(m *mutant) { m.stats = func(s *leasebus.QueueStats) { s.Due = s.Pending + s.Failed } },
-		"S32_stats_count_by_state"},
-	"what was not found is called done": {func(m *mutant) { m.done = func(done []leasebus.Disposition) { clear(done) } },
-		"S33_C6_5_requeue_tells_what_it_left_and_why"},
+	"scheduled messages are called due": {
+		func(m *mutant) { m.stats = func(s *leasebus.QueueStats) { s.Due = s.Pending + s.Failed } },
+		"S32_stats_count_by_state",
+	},
+	"what was not found is called done": {
+		func(m *mutant) { m.done = func(done []leasebus.Disposition) { clear(done) } },
+		"S33_C6_5_requeue_tells_what_it_left_and_why",
+	},
 }
 
 func everySettlement(change func(*leasebus.Settlement)) func(*mutant) {

@@ -334,7 +334,12 @@ func requeueTells(t *trial) {
 	waiting.Delay = 1000 * t.lease
 	t.send(waiting)
 	refs := []leasebus.DeadLetterRef{
-		{ID: ids[0]}, {ID: leasebus.NewID()}, {ID: pending}, {ID: waiting.ID}, refOf(letters[2]), {ID: ids[0]},
+		{ID: ids[0]},
+		{ID: leasebus.NewID()},
+		{ID: pending},
+		{ID: waiting.ID},
+		refOf(letters[2]),
+		{ID: ids[0]},
 		{ID: ids[1], Cursor: letters[2].Cursor},
 	}
 	done, err := t.store.Requeue(t.ctx, t.queue, refs, "tester")

@@ -11,9 +11,10 @@ import (
 	"testing"
 	"time"
 
-	leasebus "github.com/leasebus/leasebus/runtime"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	leasebus "github.com/leasebus/leasebus/runtime"
 )
 
 // typeName is the message type of most cases.

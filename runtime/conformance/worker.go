@@ -9,8 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	leasebus "github.com/leasebus/leasebus/runtime"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	leasebus "github.com/leasebus/leasebus/runtime"
 )
 
 // worker is a running processor, with a record of what it did.

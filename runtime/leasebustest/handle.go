@@ -73,9 +73,10 @@ func decided(kind leasebus.SettlementKind, delay time.Duration, deadLetterQueue 
 // A handler that panics is one that failed, with a [*leasebus.PanicError].
 func Handle[M proto.Message](tb testing.TB, register func(*leasebus.Processor) error, m M, opts ...HandleOption) Decision {
 	tb.Helper()
+	typeName := string(typeOf[M](tb).Descriptor().FullName())
 	o := newHandleOptions(tb, opts)
 	source := &oneMessage{
-		store: memory.New(), typeName: string(m.ProtoReflect().Descriptor().FullName()),
+		store: memory.New(), typeName: typeName,
 		attempt: o.attempt, age: o.age, unknown: make(chan struct{}),
 	}
 	source.publish = func(ctx context.Context, policy *leasebus.Policy) error {

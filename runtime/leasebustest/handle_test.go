@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	leasebus "github.com/leasebus/leasebus/runtime"
@@ -275,4 +276,11 @@ func TestHandle_FailsItsTest(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { wantFailure(t, tt.test, tt.want) })
 		})
 	}
+}
+
+func TestHandle_NeedsAMessageType(t *testing.T) {
+	t.Parallel()
+	wantFailure(t, func(tb testing.TB) {
+		leasebustest.Handle[proto.Message](tb, func(*leasebus.Processor) error { return nil }, wrapperspb.String("a"))
+	}, "the message type is an interface")
 }

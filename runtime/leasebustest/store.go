@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	leasebus "github.com/leasebus/leasebus/runtime"
 	"github.com/leasebus/leasebus/runtime/memory"
@@ -50,11 +51,7 @@ type PublishedMessage[M proto.Message] struct {
 // One that cannot be decoded fails the test.
 func Published[M proto.Message](tb testing.TB, s *Store) []PublishedMessage[M] {
 	tb.Helper()
-	var zero M
-	if any(zero) == nil {
-		tb.Fatalf("leasebustest: the message type is an interface; name a generated message type")
-	}
-	typeOf := zero.ProtoReflect().Type()
+	typeOf := typeOf[M](tb)
 	name := string(typeOf.Descriptor().FullName())
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,4 +67,14 @@ func Published[M proto.Message](tb testing.TB, s *Store) []PublishedMessage[M] {
 		found = append(found, PublishedMessage[M]{Outgoing: out, Message: m.(M)}) //nolint:forcetypeassert // its own type made it
 	}
 	return found
+}
+
+// typeOf fails the test if M is an interface, as the inferred type of a table's column can be.
+func typeOf[M proto.Message](tb testing.TB) protoreflect.MessageType {
+	tb.Helper()
+	var zero M
+	if any(zero) == nil {
+		tb.Fatalf("leasebustest: the message type is an interface; name a generated message type")
+	}
+	return zero.ProtoReflect().Type()
 }

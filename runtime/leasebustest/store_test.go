@@ -82,7 +82,7 @@ func TestPublished_KeepsItsOwnBytes(t *testing.T) {
 func TestPublished_FailsItsTest(t *testing.T) {
 	t.Parallel()
 	store := leasebustest.NewStore()
-	out := leasebus.Outgoing{Envelope: leasebus.Envelope{Type: "google.protobuf.StringValue", Queue: "texts", Payload: []byte("?")}}
+	out := leasebus.Outgoing{Envelope: leasebus.Envelope{ID: leasebus.NewID(), Type: "google.protobuf.StringValue", Queue: "texts", Payload: []byte("?")}}
 	if err := store.Publish(t.Context(), []leasebus.Outgoing{out}, make([]leasebus.Receipt, 1)); err != nil {
 		t.Fatal(err)
 	}

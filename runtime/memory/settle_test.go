@@ -190,7 +190,7 @@ func TestSettle_VerifyTellsTheEndsApart(t *testing.T) {
 	}
 }
 
-func TestSettle_S29_ADeadLetterKeepsEverything(t *testing.T) {
+func TestSettle_S27_S29_ADeadLetterKeepsEverything(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New()
 		out := message("body")
