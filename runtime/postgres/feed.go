@@ -154,7 +154,7 @@ func (f *feed) Lease(ctx context.Context, dst []leasebus.Lease) (int, error) {
 	if len(dst) == 0 {
 		return 0, nil
 	}
-	f.giveBack(ctx)
+	f.giveBack(ctx, time.Now())
 	f.hungry.Store(false)
 	from, was := f.place.claimFrom(time.Now(), f.in.keeper.deaf())
 	owner := f.owner + f.claims.Add(1)
@@ -388,9 +388,10 @@ func (l *lostClaims) take(now time.Time) (due []lostClaim) {
 	return due
 }
 
-// giveBack releases what lost claims took. A failure is no one's: it is tried again.
-func (f *feed) giveBack(ctx context.Context) {
-	for _, c := range f.lost.take(time.Now()) {
+// giveBack releases what lost claims took and what is due to be looked for at now. A failure is no one's: it is tried
+// again.
+func (f *feed) giveBack(ctx context.Context, now time.Time) {
+	for _, c := range f.lost.take(now) {
 		bound, cancel := context.WithTimeout(ctx, giveBackBound)
 		var came []arrival
 		err := f.in.caller.call(bound, f.in.claims, func(b *pgx.Batch) {
@@ -482,6 +483,7 @@ func (s *fences) Len() int { return len(s.pos) }
 func (s *fences) Less(i, j int) bool {
 	return s.pos[i] < s.pos[j] || s.pos[i] == s.pos[j] && s.index[i] < s.index[j]
 }
+
 func (s *fences) Swap(i, j int) {
 	s.pos[i], s.pos[j] = s.pos[j], s.pos[i]
 	s.generation[i], s.generation[j] = s.generation[j], s.generation[i]
@@ -556,6 +558,10 @@ func (f *feed) Close() error {
 	if f.closed.Swap(true) {
 		return nil
 	}
+	// The last chance: after this nobody looks for what a lost claim took.
+	ctx, cancel := context.WithTimeout(context.Background(), giveBackBound)
+	defer cancel()
+	f.giveBack(ctx, time.Now().Add(giveBackAgain))
 	f.waking.Lock()
 	defer f.waking.Unlock()
 	f.mute = true

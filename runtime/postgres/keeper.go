@@ -254,7 +254,7 @@ func (k *keeper) round(feeds []*feed, next *rounds) error {
 		if sweep {
 			next.sweep = now.Add(k.in.options.sweep)
 			for _, f := range feeds {
-				f.giveBack(ctx)
+				f.giveBack(ctx, now)
 			}
 		}
 		next.look = now.Add(k.in.options.poll)

@@ -91,7 +91,18 @@ func (e notSentError) Unwrap() error { return e.error }
 // undone reports whether err is certain to have changed nothing: it never left, or the server refused it.
 func undone(err error) bool {
 	var unsent notSentError
-	return errors.As(err, &unsent) || pgconn.SafeToRetry(err) || sqlState(err) != ""
+	return errors.As(err, &unsent) || pgconn.SafeToRetry(err) || refusedByServer(sqlState(err))
+}
+
+// refusedByServer reports whether a code is the server's answer to the statements. Those about the connection are not: a
+// pooler sends them for a server that it has lost, which may have done everything.
+func refusedByServer(code string) bool {
+	for _, prefix := range []string{"08", "57P", "58"} {
+		if strings.HasPrefix(code, prefix) {
+			return false
+		}
+	}
+	return code != ""
 }
 
 // serializationTries bounds how often a call is tried that the server refused for its isolation or a deadlock.
