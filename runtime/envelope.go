@@ -182,13 +182,13 @@ func (e *EnvelopeError) Is(target error) bool { return target == ErrInvalidEnvel
 // Validate checks e against the limits of every backend. Its error matches [ErrInvalidEnvelope].
 // Every [Publisher] calls it before it stores anything.
 func (e *Envelope) Validate(maxPayload int) error {
-	switch {
-	case e.ID == ID{}:
-		return &EnvelopeError{"id", "is not set"}
-	case e.Type == "":
-		return &EnvelopeError{"type", "is not set"}
-	case e.Queue == "":
-		return &EnvelopeError{"queue", "is not set"}
+	for _, needed := range []struct {
+		part   string
+		absent bool
+	}{{"id", e.ID == ID{}}, {"type", e.Type == ""}, {"queue", e.Queue == ""}} {
+		if needed.absent {
+			return &EnvelopeError{needed.part, "is not set"}
+		}
 	}
 	if len(e.Payload) > maxPayload {
 		return &EnvelopeError{"payload", fmt.Sprintf("is %d bytes; allowed are %d", len(e.Payload), maxPayload)}

@@ -191,8 +191,7 @@ func drainWithDoneContext(t *trial) {
 
 func drainFromAHandler(t *trial) {
 	t.publish("stop")
-	var w *worker
-	w = t.newWorker(t.store)
+	w := t.newWorker(t.store)
 	answer := make(chan error, 100)
 	w.register(func(ctx context.Context, _ leasebus.Delivery, _ string) error {
 		answer <- w.Drain(ctx)

@@ -10,7 +10,7 @@ import (
 )
 
 // A backend that lives in the process runs each case in a bubble, where leases of any length cost no time.
-func ExampleRun() {
+func ExampleRun() { //nolint:testableexamples // runs inside the backend's own test
 	var t *testing.T // of the backend's func TestContract(t *testing.T)
 	conformance.Run(t, conformance.Backend{
 		Open:         func(*testing.T) conformance.Store { return memory.New() },
@@ -21,7 +21,7 @@ func ExampleRun() {
 }
 
 // A backend with a server runs in real time, with short leases, and leaves out what it does not promise.
-func ExampleRun_server() {
+func ExampleRun_server() { //nolint:testableexamples // needs a server
 	open := func(t *testing.T) conformance.Store {
 		store := memory.New() // here: connect, and make a schema or virtual host for this test
 		t.Cleanup(func() { /* and here: drop it, and close */ })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -62,10 +63,7 @@ func envelopeComesBack(t *trial) {
 	want(t, "attempt", l.Attempt, 1)
 	want(t, "interruptions", l.Interruptions, 0)
 	want(t, "crashed", l.Crashed, false)
-	got := make(map[string]string)
-	for name, value := range l.Headers.All() {
-		got[name] = value
-	}
+	got := maps.Collect(l.Headers.All())
 	for name, value := range headers {
 		if seen, ok := got[name]; !ok || seen != value {
 			t.Errorf("header %q: got %.100q (there: %v), want %.100q", name, seen, ok, value)

@@ -48,7 +48,7 @@ func floodedQueueShares(t *trial) {
 	w.start()
 	w.untilSettled(flood + few)
 	if n := floodWhenFewWereDone.Load(); n > flood/2 {
-		t.Errorf("when the %d messages of the small queue were handled, the flooded one had had %d of %d: it took the other's share", few, n, flood)
+		t.Errorf("when the %d messages of the small queue were handled, the flooded one stood at %d of %d: it took the other's share", few, n, flood)
 	}
 }
 

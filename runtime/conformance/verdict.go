@@ -219,7 +219,7 @@ func panicIsAFailure(t *trial) {
 		"panic with a text":   func() { panic("out of cheese") },
 		"panic with an error": func() { panic(errors.New("redo from start")) },
 		"panic with a number": func() { panic(42) },
-		"write to a nil map":  func() { var m map[string]int; m["x"] = 1 },
+		"write to a nil map":  func() { nilMap()["x"] = 1 },
 		"runtime.Goexit":      runtime.Goexit,
 	}
 	texts := map[string]string{
@@ -353,3 +353,5 @@ func nulInAnError(t *trial) {
 	w.drained()
 	t.nothingLeft()
 }
+
+func nilMap() map[string]int { return nil }

@@ -72,15 +72,15 @@ func (t *trial) wakesBy(why string, cause func(*consumer, *leasebus.Lease)) {
 }
 
 // wokenFor leases only when it is woken, until it gets a message.
-func (k *consumer) wokenFor(why string) *leasebus.Lease {
+func (k *consumer) wokenFor(why string) {
 	k.t.Helper()
 	timer := time.NewTimer(k.t.patience())
 	defer timer.Stop()
 	for {
 		select {
 		case <-k.woken:
-			if leases := k.lease(1); len(leases) > 0 {
-				return leases[0]
+			if len(k.lease(1)) > 0 {
+				return
 			}
 		case <-timer.C:
 			k.t.Fatalf("a feed whose Lease found nothing was not woken within %v when %s", k.t.patience(), why)

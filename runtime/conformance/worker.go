@@ -72,7 +72,7 @@ func (w *worker) register(handle handlerFunc, opts ...leasebus.HandlerOption) {
 }
 
 // registerSecond adds a handler for another queue, and returns a trial that publishes there.
-func (w *worker) registerSecond(handle handlerFunc, opts ...leasebus.HandlerOption) *trial {
+func (w *worker) registerSecond(handle handlerFunc) *trial {
 	w.t.Helper()
 	second := *w.t
 	second.queue = w.t.newQueue()
@@ -80,7 +80,7 @@ func (w *worker) registerSecond(handle handlerFunc, opts ...leasebus.HandlerOpti
 	second.policy.Type = "google.protobuf.BytesValue" // in binary, the same as a StringValue
 	w.t.must(leasebus.RegisterHandler(w.Processor, second.policy, func(ctx context.Context, m *wrapperspb.BytesValue) error {
 		return w.handle(ctx, string(m.GetValue()), handle)
-	}, opts...), "register a handler for a second queue")
+	}), "register a handler for a second queue")
 	return &second
 }
 
@@ -257,7 +257,7 @@ func (f *unreliableFeed) Renew(ctx context.Context, batch []leasebus.Renewal) er
 	if err := f.away(&f.u.noRenew); err != nil {
 		return err
 	}
-	answer := leasebus.ResultUnknown
+	var answer leasebus.Result
 	switch {
 	case f.u.lies.Load():
 		answer = leasebus.ResultOK
