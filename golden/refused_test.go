@@ -13,11 +13,11 @@ import (
 	"google.golang.org/protobuf/types/pluginpb"
 )
 
-// TestRefused holds the exact text of every complaint. Each archive in testdata/refused has proto files,
+// TestRefused_S5_S21_S28_S31 holds the exact text of every complaint. Each archive in testdata/refused has proto files,
 //   - parameters: those of the plugin, if there are any,
 //   - generate: the files that are asked for; without it all of them are,
 //   - want: the error.
-func TestRefused(t *testing.T) {
+func TestRefused_S5_S21_S28_S31(t *testing.T) {
 	t.Parallel()
 	archives, err := filepath.Glob("testdata/refused/*.txtar")
 	if err != nil || len(archives) == 0 {

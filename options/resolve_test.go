@@ -20,7 +20,7 @@ import (
 	leasebus "github.com/leasebus/leasebus/runtime"
 )
 
-func TestResolve_Defaults(t *testing.T) {
+func TestResolve_S21_S28_Defaults(t *testing.T) {
 	t.Parallel()
 	got, err := options.Resolve(describe(t, nil, annotation(``), nil))
 	if err != nil {
