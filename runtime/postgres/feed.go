@@ -481,7 +481,13 @@ func (s *fences) add(f *feed, l *leasebus.Lease, index int) bool {
 
 func (s *fences) Len() int { return len(s.pos) }
 func (s *fences) Less(i, j int) bool {
-	return s.pos[i] < s.pos[j] || s.pos[i] == s.pos[j] && s.index[i] < s.index[j]
+	switch {
+	case s.pos[i] != s.pos[j]:
+		return s.pos[i] < s.pos[j]
+	case s.generation[i] != s.generation[j]:
+		return s.generation[i] < s.generation[j]
+	}
+	return s.index[i] < s.index[j]
 }
 
 func (s *fences) Swap(i, j int) {

@@ -166,7 +166,11 @@ func TestBytea_TextForms(t *testing.T) {
 func TestLiterals_AreArraysInText(t *testing.T) {
 	t.Parallel()
 	got := literals([]any{
-		[]int32{1, -2}, []int64{}, []bool{true, false}, []string{`a"b\c`, "", "NULL", "ü,{}"}, [][]byte{nil, {}, {0, 255}},
+		[]int32{1, -2},
+		[]int64{},
+		[]bool{true, false},
+		[]string{`a"b\c`, "", "NULL", "ü,{}"},
+		[][]byte{nil, {}, {0, 255}},
 		idsOf([]leasebus.ID{{1}}), "as it is",
 	})
 	want := []any{
