@@ -6,6 +6,8 @@ GO ?= go
 RACE := $(if $(shell command -v $$($(GO) env CC) 2>/dev/null),-race)
 COUNT ?= 1
 BENCH ?= .
+BACKEND ?= memory
+export BACKEND
 
 TOOLS := .cache/bin/$(shell { cat tools/go.mod tools/go.sum; $(GO) env GOVERSION GOOS GOARCH; } | git hash-object --stdin)
 BUF := $(TOOLS)/buf
@@ -21,8 +23,8 @@ help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: demo
-demo: ## Run the example service: publish, retry, dead-letter, requeue.
-	$(GO) run ./examples/orders/cmd/demo
+demo: ## Run the example service: publish, retry, dead-letter, requeue. BACKEND=postgres keeps its messages there.
+	$(if $(filter postgres,$(BACKEND)),$(GO) run ./internal/testservers/cmd/ready) $(GO) run ./examples/orders/cmd/demo
 
 .PHONY: test
 test: $(BUF) ## Run all tests, with the race detector.
@@ -47,7 +49,7 @@ generate: $(BUF) golden-update ## Write all generated files: from the proto file
 .PHONY: golden-update
 golden-update: $(BUF) ## Write what the generator emits now as the wanted output of golden/.
 	rm -f golden/messages_test.go # it is written again, and would not compile where a message has gone
-	$(GO) test ./golden -run '^(TestGolden|TestRefused|TestMessagesAreComplete)$$' -count=1 -update
+	$(GO) test ./golden -run '^(TestGolden$$|TestRefused|TestMessagesAreComplete$$)' -count=1 -update
 
 .PHONY: check-generated
 check-generated: $(BUF) ## Fail if a generated file is not what its source comes to.

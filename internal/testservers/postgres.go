@@ -63,8 +63,8 @@ func notInShort(t testing.TB) {
 
 // Ready makes the shared PostgreSQL answer and installs what is missing of the other servers' programs.
 func Ready(ctx context.Context) error {
-	if _, err := sharedServer(); err != nil {
-		return fmt.Errorf("PostgreSQL: %w", err)
+	if _, err := SharedPostgres(); err != nil {
+		return err
 	}
 	if _, err := installed(ctx, postgresBinaries, "postgresql"); err != nil {
 		return fmt.Errorf("PostgreSQL for the tests that stop it: %w", err)
@@ -73,6 +73,16 @@ func Ready(ctx context.Context) error {
 		return fmt.Errorf("PgBouncer: %w", err)
 	}
 	return nil
+}
+
+// SharedPostgres makes the shared PostgreSQL answer and returns its connection string. A server that was started for
+// this stays as long as the process.
+func SharedPostgres() (dsn string, err error) {
+	server, err := sharedServer()
+	if err != nil {
+		return "", fmt.Errorf("PostgreSQL: %w", err)
+	}
+	return server.admin.dsn, nil
 }
 
 // DSN is the connection string, with settings added: "application_name=x", "default_transaction_isolation=serializable".
@@ -259,8 +269,8 @@ var leaveShared atomic.Pointer[func()]
 
 // compose starts the servers of compose.yaml, which stands beside this file.
 func compose(ctx context.Context) error {
-	if _, err := exec.LookPath("docker"); err != nil {
-		return err
+	if err := exec.CommandContext(ctx, "docker", "compose", "version").Run(); err != nil {
+		return fmt.Errorf("docker compose version: %w", err)
 	}
 	_, here, _, ok := runtime.Caller(0)
 	if !ok {

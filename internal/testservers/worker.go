@@ -227,16 +227,41 @@ func (c *Crew) Churn(ctx context.Context, next func(ctx context.Context, killed 
 		i := rand.IntN(len(c.at))
 		c.at[i].Kill()
 		killed++
-		fresh, err := startWorker(c.role, c.env)
-		if err != nil {
+		if err := c.replace(i); err != nil {
 			return killed, err
 		}
-		c.mu.Lock()
-		c.retired = append(c.retired, c.at[i])
-		c.at[i] = fresh
-		c.mu.Unlock()
 	}
 	return killed, nil
+}
+
+// Replace starts new workers in place of those that ended by themselves, and returns how many.
+func (c *Crew) Replace(t testing.TB) (ended int) {
+	t.Helper()
+	for i, w := range c.at {
+		select {
+		case <-w.process.done:
+		default:
+			continue
+		}
+		if err := c.replace(i); err != nil {
+			t.Fatalf("testservers: start a worker: %v", err)
+		}
+		ended++
+	}
+	return ended
+}
+
+// replace puts a new worker in the place of one that has ended.
+func (c *Crew) replace(i int) error {
+	fresh, err := startWorker(c.role, c.env)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.retired = append(c.retired, c.at[i])
+	c.at[i] = fresh
+	return nil
 }
 
 // Workers are all workers that there were, the killed ones first.

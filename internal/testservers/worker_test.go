@@ -69,3 +69,18 @@ func TestCrew_Churn(t *testing.T) {
 		}
 	}
 }
+
+func TestCrew_Replace(t *testing.T) {
+	t.Parallel()
+	crew := StartCrew(t, 2, "count")
+	crew.Workers()[0].Kill()
+	if n := crew.Replace(t); n != 1 {
+		t.Errorf("replaced %d workers, want 1", n)
+	}
+	if n := crew.Replace(t); n != 0 {
+		t.Errorf("replaced %d workers more, want none", n)
+	}
+	if err := crew.Stop(); err != nil {
+		t.Error(err)
+	}
+}

@@ -24,6 +24,7 @@ type opener func(ctx context.Context) (store backend, closeStore func(), err err
 func backends() []namedBackend {
 	return []namedBackend{
 		{"memory", func(context.Context) (backend, func(), error) { return memory.New(), func() {}, nil }},
+		{"postgres", openPostgres},
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/leasebus/leasebus/internal/testservers"
 	leasebus "github.com/leasebus/leasebus/runtime"
 	"github.com/leasebus/leasebus/runtime/memory"
 )
@@ -156,6 +157,20 @@ func TestDemo_InNoTime(t *testing.T) {
 	})
 }
 
+// The same story, in real time, on a database.
+func TestDemo_Postgres(t *testing.T) {
+	pg := testservers.Postgres(t)
+	t.Setenv(testservers.PostgresEnv, pg.DSN())
+	code, stdout, stderr := called(t.Context(), "postgres")
+	if code != 0 || stderr != "" {
+		t.Errorf("exit code %d, on stderr: %s", code, stderr)
+	}
+	wantWholeStory(t, stdout)
+	if left := testservers.Value[int](t, pg, `SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'leasebus%'`); left != 0 {
+		t.Errorf("%d schemas are left behind", left)
+	}
+}
+
 func TestDemo_Arguments(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -164,8 +179,8 @@ func TestDemo_Arguments(t *testing.T) {
 		code      int
 		want      string
 	}{
-		{name: "unknown backend", args: []string{"--backend", "oracle"}, code: 2, want: "demo: unknown backend \"oracle\"; allowed: memory\n"},
-		{name: "unknown backend in the environment", env: "rabbit", code: 2, want: "demo: unknown backend \"rabbit\"; allowed: memory\n"},
+		{name: "unknown backend", args: []string{"--backend", "oracle"}, code: 2, want: "demo: unknown backend \"oracle\"; allowed: memory, postgres\n"},
+		{name: "unknown backend in the environment", env: "rabbit", code: 2, want: "demo: unknown backend \"rabbit\"; allowed: memory, postgres\n"},
 		{name: "argument", args: []string{"memory"}, code: 2, want: "demo: unexpected argument \"memory\"; see --help\n"},
 		{name: "unknown flag", args: []string{"--broker=x"}, code: 2, want: "flag provided but not defined: -broker"},
 		{name: "help", args: []string{"--help"}, code: 0, want: "lost           messages whose publishing was acknowledged"},

@@ -2,7 +2,7 @@
 // search that takes longer than its lease, a mistyped address, an article that does not exist, messages that nobody
 // can read. It tells what happens as it happens, and at the end asks the store what became of every message.
 //
-//	go run ./examples/orders/cmd/demo [--backend memory]
+//	go run ./examples/orders/cmd/demo [--backend memory|postgres]
 //
 // It exits with 0 if the story went as it should and no message is lost, with 1 if not, and with 2 if it was called
 // wrongly. The help text says what the numbers of its last line mean.
