@@ -17,7 +17,6 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/debug"
-	"runtime/pprof"
 	"slices"
 	"strings"
 	"syscall"
@@ -31,17 +30,17 @@ import (
 )
 
 type settings struct {
-	quick      bool
-	cases      string
-	engines    string
-	rounds     int
-	budget     time.Duration
-	long       time.Duration
-	dsn        string
-	folder     string
-	cpuProfile string
-	list       bool
-	quiet      bool
+	quick    bool
+	cases    string
+	engines  string
+	rounds   int
+	budget   time.Duration
+	long     time.Duration
+	dsn      string
+	folder   string
+	profiles string
+	list     bool
+	quiet    bool
 }
 
 func main() {
@@ -71,7 +70,7 @@ func run(ctx context.Context, args []string) error {
 	flags.DurationVar(&s.long, "duration", 5*time.Minute, "how long the sustained case lasts")
 	flags.StringVar(&s.dsn, "dsn", "", "measure on this server instead of one that is started for it; the role must be a superuser")
 	flags.StringVar(&s.folder, "out", "", "write results.json and charts (SVG) into this `folder`")
-	flags.StringVar(&s.cpuProfile, "cpuprofile", "", "write a CPU profile of this process to this `file`")
+	flags.StringVar(&s.profiles, "profiles", "", "write a CPU profile of each measurement into this `folder`")
 	flags.BoolVar(&s.list, "list", false, "list the cases and end")
 	flags.BoolVar(&s.quiet, "quiet", false, "do not tell of each run")
 	if err := flags.Parse(args); err != nil {
@@ -107,14 +106,14 @@ func (s *settings) run(ctx context.Context) (err error) {
 		}
 		defer func() { err = errors.Join(err, where.Close()) }()
 	}
-	runner := &suite.Runner{Server: where, Rounds: s.rounds, Budget: s.budget, Log: s.log()}
+	runner := &suite.Runner{Server: where, Rounds: s.rounds, Budget: s.budget, Profiles: s.profiles, Log: s.log()}
 	defer func() { err = errors.Join(err, runner.Cleanup(context.WithoutCancel(ctx))) }()
-	stopProfile, err := profile(s.cpuProfile)
-	if err != nil {
-		return err
+	if s.profiles != "" {
+		if err := os.MkdirAll(s.profiles, 0o755); err != nil {
+			return fmt.Errorf("-profiles: %w", err)
+		}
 	}
 	results, err := runner.Run(ctx, cases)
-	stopProfile()
 	if err != nil {
 		return err
 	}
@@ -164,23 +163,6 @@ func (s *settings) log() *slog.Logger {
 		}
 		return a
 	}}))
-}
-
-func profile(path string) (stop func(), err error) {
-	if path == "" {
-		return func() {}, nil
-	}
-	f, err := os.Create(path)
-	if err != nil {
-		return nil, fmt.Errorf("-cpuprofile: %w", err)
-	}
-	if err := pprof.StartCPUProfile(f); err != nil {
-		return nil, fmt.Errorf("-cpuprofile: %w", err)
-	}
-	return func() {
-		pprof.StopCPUProfile()
-		_ = f.Close() // what is missing of a profile is noticed by its reader
-	}, nil
 }
 
 func (s *settings) machine(ctx context.Context, dsn string) (report.Machine, error) {

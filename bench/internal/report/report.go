@@ -94,14 +94,18 @@ func (r *Report) Table(w io.Writer) error {
 func (r *Report) table(w io.Writer, c suite.Case) error {
 	metrics := r.metricsOf(c)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	header := []string{"  engine", "rounds"}
+	widest := len("engine")
+	for _, name := range c.Engines {
+		widest = max(widest, len(name))
+	}
+	header := []string{fmt.Sprintf("%-*s", widest, "engine"), "rounds"}
 	for _, m := range metrics {
 		header = append(header, string(m))
 	}
 	lines := []string{strings.Join(header, "\t") + "\t"}
 	for _, name := range c.Engines {
 		result, _ := r.find(c.Name, name)
-		line := []string{"  " + name, strconv.Itoa(len(result.Samples))}
+		line := []string{fmt.Sprintf("%-*s", widest, name), strconv.Itoa(len(result.Samples))}
 		for _, m := range metrics {
 			line = append(line, number(result.Median.Get(m)))
 		}

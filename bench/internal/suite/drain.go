@@ -30,7 +30,7 @@ func (d Drain) Run(ctx context.Context, t *Trial) (Outcome, error) {
 	if err := t.fill(ctx, bus, d.Messages, d.Queues, m); err != nil {
 		return Outcome{}, err
 	}
-	before, err := t.Meter.Read(ctx)
+	end, err := t.begin(ctx)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -50,12 +50,12 @@ func (d Drain) Run(ctx context.Context, t *Trial) (Outcome, error) {
 	} else if err := workers.dismiss(); err != nil {
 		return Outcome{}, err
 	}
-	after, err := t.Meter.Read(ctx)
+	cost, err := end()
 	if err != nil {
 		return Outcome{}, err
 	}
 	s := Sample{Rate: float64(handled) / took.Seconds()}
-	s.addCost(after.Since(before), c.count.Load())
+	s.addCost(cost, c.count.Load())
 	tables, indexes, err := t.Meter.Sizes(ctx)
 	if err != nil {
 		return Outcome{}, err

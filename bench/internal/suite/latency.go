@@ -61,7 +61,7 @@ func (l Latency) Run(ctx context.Context, t *Trial) (Outcome, error) {
 			seen.add(sinceNano(m.PublishedAt))
 		}
 	})
-	before, err := t.Meter.Read(ctx)
+	end, err := t.begin(ctx)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -72,7 +72,7 @@ func (l Latency) Run(ctx context.Context, t *Trial) (Outcome, error) {
 	if err := expectLeft(ctx, bus, 0); err != nil {
 		return Outcome{}, err
 	}
-	after, err := t.Meter.Read(ctx)
+	cost, err := end()
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -81,7 +81,7 @@ func (l Latency) Run(ctx context.Context, t *Trial) (Outcome, error) {
 	}
 	s[Rate] = float64(published) / (l.For + latencyWarmUp).Seconds()
 	s.addLatency(seen.sorted())
-	s.addCost(after.Since(before), published)
+	s.addCost(cost, published)
 	return Outcome{Sample: s}, nil
 }
 

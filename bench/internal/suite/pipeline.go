@@ -53,7 +53,7 @@ func (p Pipeline) Run(ctx context.Context, t *Trial) (Outcome, error) {
 		}
 		defer release()
 	}
-	before, err := t.Meter.Read(ctx)
+	end, err := t.begin(ctx)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -80,11 +80,11 @@ func (p Pipeline) Run(ctx context.Context, t *Trial) (Outcome, error) {
 	if err := workers.dismiss(); err != nil {
 		return Outcome{}, err
 	}
-	after, err := t.Meter.Read(ctx)
+	cost, err := end()
 	if err != nil {
 		return Outcome{}, err
 	}
-	out.Sample.addCost(after.Since(before), handled.Load())
+	out.Sample.addCost(cost, handled.Load())
 	return out, nil
 }
 

@@ -34,7 +34,7 @@ func (p Publish) Run(ctx context.Context, t *Trial) (Outcome, error) {
 	if err := t.Meter.Tidy(ctx); err != nil {
 		return Outcome{}, err
 	}
-	before, err := t.Meter.Read(ctx)
+	end, err := t.begin(ctx)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -52,11 +52,10 @@ func (p Publish) Run(ctx context.Context, t *Trial) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	after, err := t.Meter.Read(ctx)
+	cost, err := end()
 	if err != nil {
 		return Outcome{}, err
 	}
-	cost := after.Since(before)
 	s := Sample{Rate: float64(published.Load()) / cost.Wall.Seconds()}
 	s.addCost(cost, published.Load())
 	tables, indexes, err := t.Meter.Sizes(ctx)

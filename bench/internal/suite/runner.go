@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"time"
 
 	"github.com/leasebus/leasebus/bench/internal/engine"
@@ -19,6 +20,8 @@ type Runner struct {
 	Rounds int
 	// Budget is how long it may take: a round that would not end in time is not begun. 0 = unlimited.
 	Budget time.Duration
+	// Profiles is a folder for CPU profiles of what is measured, one for each run; "" = none.
+	Profiles string
 	// Log tells of each run.
 	Log *slog.Logger
 
@@ -80,7 +83,7 @@ func (r *Runner) run(ctx context.Context, c Case, name string, round int, result
 		return err
 	}
 	began := time.Now()
-	outcome, err := r.trial(ctx, e, c.Load)
+	outcome, err := r.trial(ctx, e, c.Load, r.profile(c.Name, name, round))
 	log := r.Log.With("round", round+1, "case", c.Name, "engine", name, "took", time.Since(began).Round(time.Millisecond))
 	switch {
 	case ctx.Err() != nil:
@@ -98,10 +101,17 @@ func (r *Runner) run(ctx context.Context, c Case, name string, round int, result
 	return nil
 }
 
+func (r *Runner) profile(caseName, engine string, round int) string {
+	if r.Profiles == "" {
+		return ""
+	}
+	return filepath.Join(r.Profiles, fmt.Sprintf("%s.%s.%d.prof", caseName, engine, round+1))
+}
+
 const trialDatabase = "leasebus_bench_trial"
 
 // trial runs a load in a new database.
-func (r *Runner) trial(ctx context.Context, e engine.Engine, load Load) (Outcome, error) {
+func (r *Runner) trial(ctx context.Context, e engine.Engine, load Load, profile string) (Outcome, error) {
 	template := "leasebus_bench_" + e.Name
 	if err := r.prepare(ctx, e, template); err != nil {
 		return Outcome{}, err
@@ -118,7 +128,7 @@ func (r *Runner) trial(ctx context.Context, e engine.Engine, load Load) (Outcome
 	if err := m.Checkpoint(ctx); err != nil {
 		return Outcome{}, err
 	}
-	outcome, err := load.Run(ctx, &Trial{Engine: e, DSN: dsn, Meter: m})
+	outcome, err := load.Run(ctx, &Trial{Engine: e, DSN: dsn, Meter: m, Profile: profile})
 	return outcome, errors.Join(err, r.Server.Drop(context.WithoutCancel(ctx), trialDatabase))
 }
 

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"runtime/pprof"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,6 +22,8 @@ type Trial struct {
 	Engine engine.Engine
 	DSN    string
 	Meter  *meter.Meter
+	// Profile is where a CPU profile of what is measured goes; "" = nowhere.
+	Profile string
 }
 
 // Load is work that a trial does.
@@ -27,10 +31,42 @@ type Load interface {
 	Run(ctx context.Context, t *Trial) (Outcome, error)
 }
 
+// begin reads the meters before what is measured; end says what that cost.
+func (t *Trial) begin(ctx context.Context) (end func() (meter.Cost, error), err error) {
+	stop, err := startProfile(t.Profile)
+	if err != nil {
+		return nil, err
+	}
+	before, err := t.Meter.Read(ctx)
+	if err != nil {
+		return nil, errors.Join(err, stop())
+	}
+	return func() (meter.Cost, error) {
+		after, err := t.Meter.Read(ctx)
+		return after.Since(before), errors.Join(err, stop())
+	}, nil
+}
+
+func startProfile(path string) (stop func() error, err error) {
+	if path == "" {
+		return func() error { return nil }, nil
+	}
+	f, err := os.Create(path)
+	if err != nil {
+		return nil, fmt.Errorf("profile: %w", err)
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, fmt.Errorf("profile: %w", errors.Join(err, f.Close()))
+	}
+	return func() error {
+		pprof.StopCPUProfile()
+		return f.Close()
+	}, nil
+}
+
 const (
-	fillBatch   = 1000
-	fillers     = 2
-	nsPerSecond = float64(time.Second)
+	fillBatch = 1000
+	fillers   = 2
 	// settleTime is what an engine gets to store the last outcomes before the meters are read.
 	settleTime = 150 * time.Millisecond
 	leftBound  = 10 * time.Second
