@@ -163,6 +163,62 @@ func wantRuns(w *testservers.Worker, want, attempt int) error {
 	return nil
 }
 
+// A message that kills every process that touches it is a dead letter after its attempts, and its neighbours are handled.
+// The workers lease one message at a time: what a process holds when it dies has spent an attempt, too.
+func TestInbox_S10_C2_7_MessageThatKillsItsWorkers(t *testing.T) {
+	t.Parallel()
+	const total, attempts = 40, 3
+	pg := migrated(t, testservers.Postgres(t))
+	publishNumbers(t, openInbox(t, pg.DSN()), numbersPolicy(time.Minute), poison-total/2, poison+total/2)
+	crew := testservers.StartCrew(t, 2, "numbers", envDSN+"="+pg.DSN(), envLease+"=1s", envAttempts+"=3", envConcurrency+"=1")
+	died := 0
+	eventually(t, 60*time.Second, "all messages have ended", func() error {
+		died += crew.Replace(t)
+		if e := endsOf(t, pg); e.Waiting > 0 {
+			return fmt.Errorf("%+v", e)
+		}
+		return nil
+	})
+	if err := crew.Stop(); err != nil {
+		t.Error(err)
+	}
+	if died != attempts {
+		t.Errorf("%d workers died, want %d", died, attempts)
+	}
+	if got, want := testservers.Value[string](t, pg, `SELECT string_agg(format('%s after %s', reason, attempts), ', ') FROM leasebus.dead`),
+		fmt.Sprintf("%s after %d", leasebus.ReasonCrashed, attempts); got != want {
+		t.Errorf("the dead letters are: %s; want: %s", got, want)
+	}
+	wantEnded(t, pg, time.Second, total, 1)
+}
+
+// A worker is killed between CompleteTx and the commit. The effect and the completion are undone together, and done
+// together by the next one.
+func TestInbox_S9_S17_KilledBeforeTheCommit(t *testing.T) {
+	t.Parallel()
+	pg := migrated(t, testservers.Postgres(t))
+	done := effects(t, pg)
+	publishNumbers(t, openInbox(t, pg.DSN()), numbersPolicy(time.Minute), 0, 1)
+	start := func(hold string) *testservers.Worker {
+		return testservers.StartWorker(t, "transaction", envDSN+"="+pg.DSN(), envLease+"=1s", envWork+"="+hold)
+	}
+	first := start(forEver)
+	first.Await(t, "completed")
+	first.Kill()
+	if n := done(); n != 0 {
+		t.Errorf("%d effects are there without a commit", n)
+	}
+	second := start("0s")
+	second.Await(t, "committed")
+	if err := second.Stop(); err != nil {
+		t.Error(err)
+	}
+	wantEnded(t, pg, 5*time.Second, 1, 0)
+	if n := done(); n != 1 {
+		t.Errorf("%d effects are there, want 1", n)
+	}
+}
+
 // Several processes migrate at the same time. One of them is killed while it holds the lock and the others wait.
 func TestMigrate_S61_ProcessesAtOnceAndOneKilled(t *testing.T) {
 	t.Parallel()

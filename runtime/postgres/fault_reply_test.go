@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -214,4 +216,68 @@ func TestInbox_S25_LostClaimBehindPgBouncerIsGivenBack(t *testing.T) {
 		t.Errorf("it took %v: the leases were waited for", took)
 	}
 	seen.wantOnce(t, total)
+}
+
+// Replies of every kind are lost and connections cut at random, under two processors that fail, defer and complete.
+func TestInbox_S14_S25_S41_RandomLosses(t *testing.T) {
+	t.Parallel()
+	const length = 5 * time.Second
+	direct, proxy, inbox := losing(t)
+	policy := numbersPolicy(20 * time.Second)
+	var seen tally
+	handle := func(_ context.Context, n int64, d leasebus.Delivery) error {
+		seen.note(n, d)
+		switch {
+		case n%7 == 1 && d.Attempt() == 1:
+			return errors.New("not yet")
+		case n%7 == 2 && len(seen.of(n)) == 1:
+			return leasebus.Defer(30 * time.Millisecond)
+		}
+		return nil
+	}
+	processors := []*running{
+		startProcessor(t, inbox, policy, handle),
+		startProcessor(t, openInbox(t, direct.At(proxy.Addr()).DSN()), policy, handle),
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), length)
+	defer cancel()
+	var told outcomes
+	publishing := told.publishUntil(ctx, inbox, policy, 4)
+	anything := func(statement string) bool { return !strings.Contains(statement, "pg_notify") }
+	faults := 0
+	for ; ctx.Err() == nil; faults++ {
+		match := []func(string) bool{isClaim, isSettle, isInsert, anything}[rand.IntN(4)]
+		if rand.IntN(8) == 0 {
+			proxy.Cut()
+		}
+		select {
+		case <-proxy.LoseReply(match):
+		case <-ctx.Done():
+		}
+		select {
+		case <-time.After(rand.N(60 * time.Millisecond)):
+		case <-ctx.Done():
+		}
+	}
+	publishing.Wait()
+	told.wantTrue(t, direct)
+	t.Logf("%d faults", faults)
+	for _, p := range processors {
+		if err := p.stop(); err != nil {
+			t.Error(err)
+		}
+		wantNoRejections(t, p)
+		t.Logf("%+v", p.Stats())
+	}
+	seen.mu.Lock()
+	defer seen.mu.Unlock()
+	for n, runs := range seen.runs {
+		want := 1
+		if n%7 == 1 || n%7 == 2 {
+			want = 2
+		}
+		if len(runs) != want {
+			t.Errorf("number %d was handled on attempts %v, want %d times", n, attemptsOf(runs), want)
+		}
+	}
 }

@@ -161,10 +161,26 @@ type running struct {
 	err    error
 }
 
-// startProcessor runs handle for the numbers; it is drained before the test ends.
+// subscribed tells when a processor has what it begins with.
+type subscribed struct {
+	leasebus.Source
+	once sync.Once
+	yes  chan struct{}
+}
+
+func (s *subscribed) Subscribe(ctx context.Context, sub leasebus.Subscription) (leasebus.Feed, error) {
+	feed, err := s.Source.Subscribe(ctx, sub)
+	if err == nil {
+		s.once.Do(func() { close(s.yes) })
+	}
+	return feed, err
+}
+
+// startProcessor runs handle for the numbers, and returns when it leases; it is drained before the test ends.
 func startProcessor(t *testing.T, source leasebus.Source, policy *leasebus.Policy, handle numberHandler, opts ...leasebus.ProcessorOption) *running {
 	t.Helper()
-	p, err := newProcessor(source, policy, handle, opts...)
+	begun := &subscribed{Source: source, yes: make(chan struct{})}
+	p, err := newProcessor(begun, policy, handle, opts...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,6 +188,12 @@ func startProcessor(t *testing.T, source leasebus.Source, policy *leasebus.Polic
 	r := &running{Processor: p, cancel: cancel, done: make(chan error, 1)}
 	go func() { r.done <- p.Run(ctx) }()
 	t.Cleanup(func() { _ = r.stop() })
+	select {
+	case <-begun.yes:
+	case err := <-r.done:
+		r.once.Do(func() { r.err = err })
+		t.Fatalf("run the processor: %v", err)
+	}
 	return r
 }
 
@@ -259,8 +281,9 @@ func wantNoRejections(t *testing.T, p *running) {
 
 // faultRoles are what worker processes of these tests do; TestMain hands them to [testservers.RunWorker].
 var faultRoles = map[string]func(context.Context) error{
-	"numbers": numbersWorker,
-	"migrate": migrateWorker,
+	"numbers":     numbersWorker,
+	"transaction": transactionWorker,
+	"migrate":     migrateWorker,
 }
 
 // Settings of worker processes.
@@ -271,9 +294,13 @@ const (
 	envOwner       = "FAULT_OWNER"       // default as the processor's
 	envConcurrency = "FAULT_CONCURRENCY" // default 16
 	envTell        = "FAULT_TELL"        // tell each run: "run <number> <attempt>"
+	envAttempts    = "FAULT_ATTEMPTS"    // default without end; given, the number poison kills the process
 )
 
-const forEver = "for ever"
+const (
+	forEver = "for ever"
+	poison  = 50_050
+)
 
 // numbersWorker handles numbers until it is stopped, and says in the end what its processor counted. Some numbers fail
 // for ever, and some once.
@@ -292,7 +319,19 @@ func numbersWorker(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, err := newProcessor(inbox, numbersPolicy(lease), workerHandler(os.Getenv(envWork), os.Getenv(envTell) != ""),
+	policy := numbersPolicy(lease)
+	handle := workerHandler(os.Getenv(envWork), os.Getenv(envTell) != "")
+	if given := os.Getenv(envAttempts); given != "" {
+		if policy.Retry.MaxAttempts, err = strconv.Atoi(given); err != nil {
+			return err
+		}
+		handle = poisoned
+	}
+	lookAhead := leasebus.DefaultLookAhead
+	if concurrency == 1 {
+		lookAhead = 0 // one at a time, really
+	}
+	p, err := newProcessor(inbox, policy, handle, leasebus.WithLookAhead(lookAhead),
 		leasebus.WithConcurrency(concurrency), leasebus.WithOwner(os.Getenv(envOwner)))
 	if err != nil {
 		return err
@@ -323,6 +362,55 @@ func workerHandler(work string, tell bool) numberHandler {
 		}
 		return nil
 	}
+}
+
+// poisoned kills the process for one number.
+func poisoned(_ context.Context, n int64, _ leasebus.Delivery) error {
+	if n == poison {
+		os.Exit(1)
+	}
+	return nil
+}
+
+// transactionWorker completes numbers in transactions, and says so before and after the commit.
+func transactionWorker(ctx context.Context) error {
+	lease, err := time.ParseDuration(os.Getenv(envLease))
+	if err != nil {
+		return err
+	}
+	pool, err := pgxpool.New(ctx, os.Getenv(envDSN))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	inbox, err := newInbox(ctx, os.Getenv(envDSN))
+	if err != nil {
+		return err
+	}
+	p, err := newProcessor(inbox, numbersPolicy(lease), func(ctx context.Context, n int64, _ leasebus.Delivery) error {
+		tx, err := pool.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		defer rollBack(ctx, tx)
+		if _, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, n); err != nil {
+			return err
+		}
+		if err := postgres.CompleteTx(ctx, tx); err != nil {
+			return err
+		}
+		testservers.Sayf("completed")
+		if os.Getenv(envWork) == forEver {
+			select {}
+		}
+		err = tx.Commit(ctx)
+		testservers.Sayf("committed")
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return errors.Join(p.Run(ctx), inbox.Close())
 }
 
 func failsForEver(n int64) bool { return n%100 == 7 }
