@@ -22,7 +22,7 @@ func main() {
 }
 
 func ready(ctx context.Context, command []string) (exitCode int) {
-	err := error(nil)
+	var err error
 	if len(command) == 0 {
 		err = testservers.Ready(ctx)
 	} else {
@@ -44,7 +44,7 @@ func run(ctx context.Context, command []string) error {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, command[0], command[1:]...) //nolint:gosec // it is what the caller wants to run
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Env = append(os.Environ(), testservers.PostgresEnv+"="+dsn)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	return cmd.Run()
