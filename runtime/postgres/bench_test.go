@@ -176,3 +176,112 @@ func bareLoop(b *testing.B, pool *pgxpool.Pool, queue string) {
 	}
 	all.Wait()
 }
+
+// BenchmarkFeed is each call of a feed by itself, with batches as the engine makes them.
+func BenchmarkFeed(b *testing.B) {
+	pg := testservers.Postgres(b)
+	pool := pg.Pool(b)
+	if err := postgres.Migrate(b.Context(), pool); err != nil {
+		b.Fatal(err)
+	}
+	inbox, err := postgres.NewInbox(b.Context(), pool, postgres.WithLogger(quiet))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer inbox.Close()
+	open := func(b *testing.B, n int) (leasebus.Feed, []leasebus.Lease) {
+		b.Helper()
+		policy := benchPolicy(fmt.Sprintf("feed-%d", rand.Uint64()))
+		policy.Lease.Duration = time.Hour
+		fill(b, inbox, policy, n)
+		feed, err := inbox.Subscribe(b.Context(), leasebus.Subscription{Queue: policy.Queue, Owner: "bench#1", Policy: policy, Wake: func() {}, Check: func() {}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(func() { _ = feed.Close() })
+		return feed, make([]leasebus.Lease, n)
+	}
+	b.Run("renew=1500", func(b *testing.B) {
+		feed, leases := open(b, 1500)
+		if n, err := feed.Lease(b.Context(), leases); n != len(leases) || err != nil {
+			b.Fatal(n, err)
+		}
+		batch := make([]leasebus.Renewal, len(leases))
+		for i := range batch {
+			batch[i].Lease = &leases[i]
+		}
+		b.ResetTimer()
+		for range b.N {
+			if err := feed.Renew(b.Context(), batch); err != nil || batch[0].Result != leasebus.ResultOK {
+				b.Fatal(batch[0].Result, err)
+			}
+		}
+	})
+	for name, end := range map[string]leasebus.Settlement{
+		"complete": {}, "release": {Kind: leasebus.SettleRelease},
+		"retry": {Kind: leasebus.SettleRetry, Failure: &leasebus.Failure{Attempt: 1, Text: "no stock", ErrorType: "*errors.errorString"}},
+	} {
+		b.Run("settle=500/"+name, func(b *testing.B) {
+			feed, leases := open(b, 500)
+			batch := make([]leasebus.Settlement, len(leases))
+			for range b.N {
+				b.StopTimer()
+				if end.Kind == leasebus.SettleComplete {
+					feed, leases = open(b, 500)
+				}
+				if n, err := feed.Lease(b.Context(), leases); n != len(leases) || err != nil {
+					b.Fatal(n, err)
+				}
+				for i := range batch {
+					batch[i] = end
+					batch[i].Lease = &leases[i]
+				}
+				b.StartTimer()
+				if err := feed.Settle(b.Context(), batch); err != nil || batch[0].Result != leasebus.ResultOK {
+					b.Fatal(batch[0].Result, err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkPublish is one message each call from many callers, and batches.
+func BenchmarkPublish(b *testing.B) {
+	pg := testservers.Postgres(b)
+	pool := pg.Pool(b)
+	if err := postgres.Migrate(b.Context(), pool); err != nil {
+		b.Fatal(err)
+	}
+	inbox, err := postgres.NewInbox(b.Context(), pool, postgres.WithLogger(quiet))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer inbox.Close()
+	payload := make([]byte, 256)
+	publish := func(b *testing.B, n int) {
+		b.Helper()
+		out := make([]leasebus.Outgoing, n)
+		for i := range out {
+			out[i] = order("")
+			out[i].Payload = payload
+		}
+		if err := inbox.Publish(b.Context(), out, make([]leasebus.Receipt, n)); err != nil {
+			b.Error(err)
+		}
+	}
+	b.Run("callers=256", func(b *testing.B) {
+		b.SetParallelism(256 / 2)
+		b.RunParallel(func(each *testing.PB) {
+			for each.Next() {
+				publish(b, 1)
+			}
+		})
+		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "msg/s")
+	})
+	b.Run("batch=1000", func(b *testing.B) {
+		for range b.N {
+			publish(b, 1000)
+		}
+		b.ReportMetric(1000*float64(b.N)/b.Elapsed().Seconds(), "msg/s")
+	})
+}

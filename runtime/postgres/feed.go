@@ -33,13 +33,16 @@ const (
  SELECT $1::int, min(pos), NULL::bigint FROM i HAVING count(*) > 0`
 
 	// renewSQL answers 1 for a lease that was renewed and, only if some were not, 2 for every one that is this owner's.
-	renewSQL = `WITH u AS MATERIALIZED (SELECT * FROM unnest($2::bigint[], $3::int[], $4::bigint[]) AS u(pos, generation, owner)),
- k AS MATERIALIZED (SELECT m.pos FROM u JOIN {ready} m ON m.queue = $1 AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation
- ORDER BY m.pos FOR UPDATE OF m SKIP LOCKED),
- r AS (UPDATE {ready} m SET visible_at = statement_timestamp() + make_interval(secs => $5) FROM k WHERE m.queue = $1 AND m.pos = k.pos RETURNING m.pos, m.generation)
+	renewSQL = fencedSQL + `, k AS MATERIALIZED (SELECT m.queue, m.pos FROM u JOIN {ready} m ON ` + heldSQL + ` ORDER BY m.pos FOR UPDATE OF m SKIP LOCKED),
+ r AS (UPDATE {ready} m SET visible_at = statement_timestamp() + make_interval(secs => $5) FROM k WHERE m.queue = k.queue AND m.pos = k.pos RETURNING m.pos, m.generation)
  SELECT 1, pos, generation FROM r
- UNION ALL SELECT 2, m.pos, m.generation FROM u JOIN {ready} m ON m.queue = $1 AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation
- WHERE (SELECT count(*) FROM r) < (SELECT count(*) FROM u)`
+ UNION ALL SELECT 2, m.pos, m.generation FROM u JOIN {ready} m ON ` + heldSQL + ` WHERE (SELECT count(*) FROM r) < (SELECT count(*) FROM u)`
+
+	// fencedSQL are the leases that a statement is about. The queue is a column of theirs, behind the fence that a
+	// materialized part is to the planner: knowing it as a constant, with statistics from when the queue was empty, it
+	// would read the whole queue and look up the leases, instead of the other way round.
+	fencedSQL = `WITH u AS MATERIALIZED (SELECT $1::int AS queue, u.* FROM unnest($2::bigint[], $3::int[], $4::bigint[]) AS u(pos, generation, owner))`
+	heldSQL   = `m.queue = u.queue AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation`
 )
 
 const (

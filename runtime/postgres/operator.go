@@ -29,7 +29,8 @@ const (
 	findDeadSQL = `SELECT pos, id, state, replaced_by, timestamptz_send(statement_timestamp()) FROM {schema}.dead
  WHERE queue = $1 AND (pos = ANY($2::bigint[]) OR id = ANY($3::uuid[])) ORDER BY pos FOR UPDATE`
 
-	requeueSQL = `WITH d AS (DELETE FROM {schema}.dead m USING unnest($2::bigint[], $3::bytea[]) AS u(pos, past) WHERE m.queue = $1 AND m.pos = u.pos RETURNING m.*, u.past),
+	requeueSQL = `WITH u AS MATERIALIZED (SELECT $1::int AS queue, u.* FROM unnest($2::bigint[], $3::bytea[]) AS u(pos, past)),
+ d AS (DELETE FROM {schema}.dead m USING u WHERE m.queue = u.queue AND m.pos = u.pos RETURNING m.*, u.past),
  i AS (INSERT INTO {ready} (first_due, id, queue, generation, type, headers, state, payload)
  SELECT first_due, id, queue, generation + 1, type, headers, past, payload FROM d ORDER BY pos RETURNING queue, pos)
  SELECT queue, min(pos), NULL::bigint FROM i GROUP BY queue`

@@ -1,0 +1,68 @@
+package postgres_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/leasebus/leasebus/internal/testservers"
+	leasebus "github.com/leasebus/leasebus/runtime"
+	"github.com/leasebus/leasebus/runtime/postgres"
+)
+
+// The planner's statistics are from when the tables were empty, as after a quiet night. No statement may take that for a
+// reason to read the queue instead of the rows that it is about.
+func TestPlans_StatisticsOfAnEmptyQueue(t *testing.T) {
+	t.Parallel()
+	const standing, worked = 20_000, 20
+	for _, mode := range []string{"cache_statement", "exec"} {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			pg := migrated(t, testservers.Postgres(t))
+			pg.Exec(t, `ALTER TABLE leasebus.ready SET (autovacuum_enabled = off)`)
+			pg.Exec(t, `INSERT INTO leasebus.ready (queue, id, type, payload) VALUES (1000, gen_random_uuid(), 't', '')`)
+			pg.Exec(t, `ANALYZE leasebus.ready`)
+			inbox := openInbox(t, pg.DSN("default_query_exec_mode="+mode), postgres.WithSweep(time.Hour))
+			c := subscribe(t, inbox, ordersPolicy())
+			batch := make([]leasebus.Outgoing, 1000)
+			for range standing / len(batch) {
+				for i := range batch {
+					batch[i] = order("m")
+				}
+				send(t, inbox, batch...)
+			}
+			for range 8 { // past the first executions, which are planned one by one
+				l := c.take(worked)
+				renewals := make([]leasebus.Renewal, len(l))
+				for i := range renewals {
+					renewals[i].Lease = l[i]
+				}
+				if err := c.Renew(t.Context(), renewals); err != nil || renewals[0].Result != leasebus.ResultOK {
+					t.Fatal(renewals[0].Result, err)
+				}
+				for i := range l {
+					c.settle(leasebus.ResultStillLeased, leasebus.Settlement{Lease: l[i], Kind: leasebus.SettleVerify})
+					kinds := []leasebus.SettlementKind{leasebus.SettleComplete, leasebus.SettleRelease, leasebus.SettleRetry, leasebus.SettleDeadLetter}
+					c.settle(leasebus.ResultOK, leasebus.Settlement{Lease: l[i], Kind: kinds[i%len(kinds)], Delay: time.Hour, Reason: leasebus.ReasonPermanent})
+				}
+			}
+			if err := inbox.Close(); err != nil { // sessions that end report what they read
+				t.Fatal(err)
+			}
+			eventually(t, 20*time.Second, "the sessions have ended", func() error { return sessionsEnded(t, pg) })
+			read := testservers.Value[int64](t, pg, `SELECT coalesce(sum(idx_tup_read), 0)::bigint FROM pg_stat_user_indexes WHERE relname = 'ready'`)
+			scanned := testservers.Value[int64](t, pg, `SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'ready'`)
+			if most := int64(standing / 2); read < worked || read > most || scanned > 10 {
+				t.Errorf("%d index entries were read, and %d rows by scans; want a few for each of %d messages, at most %d, and 0", read, scanned, 8*worked, most)
+			}
+		})
+	}
+}
+
+func sessionsEnded(t *testing.T, pg *testservers.PG) error {
+	t.Helper()
+	if n := testservers.Value[int](t, pg, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()`); n > 1 { // the pool of migrated
+		return fmt.Errorf("%d are left", n)
+	}
+	return nil
+}
