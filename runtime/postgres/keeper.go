@@ -321,24 +321,26 @@ func (k *keeper) promote(ctx context.Context, feeds []*feed) error {
 	return nil
 }
 
-// look wakes the feeds whose queue has something that nobody has told of. A feed that is busy looks by itself.
+// look wakes the feeds whose queue has something that nobody has told of. A feed that is busy finds it by itself; with
+// sweep it is looked at all the same, for its low-water mark.
 func (k *keeper) look(ctx context.Context, feeds []*feed, sweep bool) error {
 	in := k.in
-	var idle []*feed
+	var asked []*feed
 	var queues []int32
 	var from []int64
 	now := time.Now()
 	for _, f := range feeds {
-		if !f.hungry.Load() {
-			continue
-		}
 		low, due := f.place.lowMark(now)
-		if !sweep && !due {
+		switch {
+		case sweep:
+		case !f.hungry.Load():
+			continue
+		case !due:
 			low = f.place.behind()
 		}
-		idle, queues, from = append(idle, f), append(queues, f.queue), append(from, low)
+		asked, queues, from = append(asked, f), append(queues, f.queue), append(from, low)
 	}
-	if len(idle) == 0 {
+	if len(asked) == 0 {
 		return nil
 	}
 	return in.caller.call(ctx, in.claims, func(b *pgx.Batch) {
@@ -350,12 +352,12 @@ func (k *keeper) look(ctx context.Context, feeds []*feed, sweep bool) error {
 		}
 		return each(results, func(r *row) error {
 			n := r.int(0)
-			if n < 0 || n >= len(idle) || r.err != nil {
+			if n < 0 || n >= len(asked) || r.err != nil {
 				return r.err
 			}
-			f := idle[n]
+			f := asked[n]
 			f.place.mark(from[n], r.int64(2), r.int64(3), r.int64(4), r.int64(5))
-			if r.bool(1) {
+			if r.bool(1) && f.hungry.Load() {
 				f.place.arrived(from[n])
 				f.wake()
 			}
