@@ -95,13 +95,16 @@ func freePort() (int, error) {
 	return 0, err
 }
 
-// guardScript waits for the end of its input, which is the end of the process that started it, and clears up.
+// guardScript waits for the end of its input, which is the end of the process that started it, and clears up: again and
+// again, as long as somebody still writes there.
 const guardScript = `cat >/dev/null
-for f in "$1"/*.pid "$1"/data/postmaster.pid; do
-	[ -f "$f" ] && kill -QUIT "$(head -n 1 "$f")" 2>/dev/null
-done
-sleep 1
-rm -rf "$1"`
+for try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+	for f in "$1"/*.pid "$1"/data/postmaster.pid; do
+		[ -f "$f" ] && kill -QUIT "$(head -n 1 "$f")"
+	done
+	sleep 1
+	rm -rf "$1" && exit
+done 2>/dev/null`
 
 // guard sees to it that the servers of a folder end, and the folder with them, when this process does, however it ends.
 // The returned function calls that off.

@@ -164,7 +164,8 @@ func wantRuns(w *testservers.Worker, want, attempt int) error {
 }
 
 // A message that kills every process that touches it is a dead letter after its attempts, and its neighbours are handled.
-// The workers lease one message at a time: what a process holds when it dies has spent an attempt, too.
+// The workers lease one message at a time, and what they did is settled when it comes to the deadly one: whatever a
+// process holds when it dies has spent an attempt, too.
 func TestInbox_S10_C2_7_MessageThatKillsItsWorkers(t *testing.T) {
 	t.Parallel()
 	const total, attempts = 40, 3

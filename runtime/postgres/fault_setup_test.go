@@ -364,9 +364,10 @@ func workerHandler(work string, tell bool) numberHandler {
 	}
 }
 
-// poisoned kills the process for one number.
+// poisoned kills the process for one number, when what it did before has been settled.
 func poisoned(_ context.Context, n int64, _ leasebus.Delivery) error {
 	if n == poison {
+		time.Sleep(500 * time.Millisecond)
 		os.Exit(1)
 	}
 	return nil
