@@ -59,7 +59,7 @@ func BenchmarkDrain(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer inbox.Close()
+	defer func() { _ = inbox.Close() }()
 	b.Run("engine", func(b *testing.B) {
 		for range b.N {
 			b.StopTimer()
@@ -188,7 +188,7 @@ func BenchmarkFeed(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer inbox.Close()
+	defer func() { _ = inbox.Close() }()
 	open := func(b *testing.B, n int) (leasebus.Feed, []leasebus.Lease) {
 		b.Helper()
 		policy := benchPolicy(fmt.Sprintf("feed-%d", rand.Uint64()))
@@ -256,7 +256,7 @@ func BenchmarkPublish(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer inbox.Close()
+	defer func() { _ = inbox.Close() }()
 	payload := make([]byte, 256)
 	publish := func(b *testing.B, n int) {
 		b.Helper()

@@ -61,7 +61,7 @@ func (c *cursor) claimFrom(now time.Time, deaf bool) (from, was int64) {
 // sweep is a look from the low-water mark. Call it with the lock held.
 func (c *cursor) sweep(now time.Time) int64 {
 	// A jitter keeps processes apart.
-	c.sweepAt = now.Add(c.sweepEvery - c.sweepEvery/4 + rand.N(c.sweepEvery/2))
+	c.sweepAt = now.Add(c.sweepEvery - c.sweepEvery/4 + rand.N(c.sweepEvery/2)) //nolint:gosec // a jitter
 	if now.Before(c.wholeAt) {
 		return c.low
 	}

@@ -19,7 +19,8 @@ func TestCursor_FollowsTheClaims(t *testing.T) {
 		full bool
 		next int64
 	}{
-		{100, true, 101}, {150, false, 151},
+		{100, true, 101},
+		{150, false, 151},
 		{40, false, 151}, // what was found behind was all there is
 		{40, true, 41},   // there may be more: a late batch is drained at full speed
 	} {

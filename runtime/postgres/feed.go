@@ -34,7 +34,8 @@ const (
 
 	// renewSQL answers 1 for a lease that was renewed and, only if some were not, 2 for every one that is this owner's.
 	renewSQL = fencedSQL + `, k AS MATERIALIZED (SELECT m.queue, m.pos FROM u JOIN {ready} m ON ` + heldSQL + ` ORDER BY m.pos FOR UPDATE OF m SKIP LOCKED),
- r AS (UPDATE {ready} m SET visible_at = statement_timestamp() + make_interval(secs => $5) FROM k WHERE m.queue = k.queue AND m.pos = k.pos RETURNING m.pos, m.generation)
+ r AS (UPDATE {ready} m SET visible_at = statement_timestamp() + make_interval(secs => $5) FROM k
+ WHERE m.queue = k.queue AND m.pos = k.pos RETURNING m.pos, m.generation)
  SELECT 1, pos, generation FROM r
  UNION ALL SELECT 2, m.pos, m.generation FROM u JOIN {ready} m ON ` + heldSQL + ` WHERE (SELECT count(*) FROM r) < (SELECT count(*) FROM u)`
 
@@ -95,7 +96,7 @@ func (in *Inbox) Subscribe(ctx context.Context, sub leasebus.Subscription) (leas
 		return nil, fmt.Errorf("postgres: subscribe to %q: %w", sub.Queue, err)
 	}
 	f := &feed{
-		in: in, sub: sub, queue: queue, duration: sub.Policy.Lease.Duration.Seconds(), owner: rand.Int64(),
+		in: in, sub: sub, queue: queue, duration: sub.Policy.Lease.Duration.Seconds(), owner: rand.Int64(), //nolint:gosec // a fence against mistakes, no secret
 		place: cursor{sweepEvery: in.options.sweep},
 	}
 	if !in.keeper.add(f) {

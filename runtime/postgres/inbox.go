@@ -45,7 +45,7 @@ type Inbox struct {
 	closed bool
 
 	// ctx ends with Close; everything that runs in the background hangs on it.
-	ctx  context.Context
+	ctx  context.Context //nolint:containedctx // of the inbox itself
 	quit context.CancelFunc
 	jobs sync.WaitGroup
 }
@@ -106,7 +106,8 @@ func NewInbox(ctx context.Context, pool *pgxpool.Pool, opts ...Option) (*Inbox, 
 	if o.listen == nil {
 		o.listen = config.ConnConfig
 	}
-	in := &Inbox{options: o, sql: statementsOf(o.names), instance: rand.Uint64(), queues: make(map[string]int32)}
+	in := &Inbox{options: o, sql: statementsOf(o.names), instance: rand.Uint64(), //nolint:gosec // tells inboxes apart, no secret
+		queues: make(map[string]int32)}
 	in.ctx, in.quit = context.WithCancel(context.Background())
 	if err := in.connect(ctx, config); err != nil {
 		in.closePools()

@@ -110,9 +110,11 @@ func allBytes() []byte {
 }
 
 // oneLife takes a message with everything in it through every statement of the inbox, and compares all along.
+//
+//nolint:gocyclo // one story, told in its order
 func oneLife(t *testing.T, pg *testservers.PG, mode string, opts ...postgres.Option) {
 	t.Helper()
-	pool := poolOf(t, t.Context(), pg.DSN("default_query_exec_mode="+mode))
+	pool := poolOf(t.Context(), t, pg.DSN("default_query_exec_mode="+mode))
 	defer pool.Close()
 	if err := postgres.Migrate(t.Context(), pool, opts...); err != nil {
 		t.Fatalf("%s: migrate: %v", mode, err)
@@ -121,11 +123,11 @@ func oneLife(t *testing.T, pg *testservers.PG, mode string, opts ...postgres.Opt
 	if err != nil {
 		t.Fatalf("%s: %v", mode, err)
 	}
-	defer inbox.Close()
+	defer func() { _ = inbox.Close() }()
 	policy := ordersPolicy(func(p *leasebus.Policy) { p.RetainCompleted = time.Hour })
 	policy.Queue = orders + "-" + mode
 	c := subscribe(t, inbox, policy)
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	tricky := string([]byte("quote ' double \" back \\ dollar $1 {schema} brace {} comma , ünïcødé 漢字 \n\t"))
 	out := order("")
 	out.Queue, out.Payload, out.IdempotencyKey, out.OrderingKey = policy.Queue, allBytes(), "key "+tricky, "lane "+tricky
@@ -225,7 +227,7 @@ func TestInbox_WakesAcrossProcesses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }()
 	for name, publish := range map[string]func(out leasebus.Outgoing){
 		"publish": func(out leasebus.Outgoing) { send(t, producer, out) },
 		"pgx transaction": func(out leasebus.Outgoing) {
@@ -459,7 +461,7 @@ func TestSQLTx_S17_S62(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }()
 	for _, commit := range []bool{false, true} {
 		tx, err := db.BeginTx(t.Context(), nil)
 		if err != nil {

@@ -12,8 +12,9 @@ import (
 const (
 	// promoteSQL moves what has become due in front of every cursor. The answer is as that of an insert, with the number
 	// of messages in the last column.
-	promoteSQL = `WITH d AS (DELETE FROM {schema}.delayed WHERE ctid = ANY(ARRAY(SELECT x.ctid FROM unnest($1::int[]) AS u(queue), LATERAL
- (SELECT m.ctid FROM {schema}.delayed m WHERE m.queue = u.queue AND m.due_at <= statement_timestamp() ORDER BY m.due_at, m.pos LIMIT $2 FOR UPDATE SKIP LOCKED) x))
+	promoteSQL = `WITH d AS (DELETE FROM {schema}.delayed WHERE ctid = ANY(ARRAY(
+ SELECT x.ctid FROM unnest($1::int[]) AS u(queue), LATERAL (SELECT m.ctid FROM {schema}.delayed m
+ WHERE m.queue = u.queue AND m.due_at <= statement_timestamp() ORDER BY m.due_at, m.pos LIMIT $2 FOR UPDATE SKIP LOCKED) x))
  RETURNING *),
  i AS (INSERT INTO {ready} (visible_at, first_due, id, queue, generation, attempt, type, headers, state, payload)
  SELECT due_at, first_due, id, queue, generation, attempt, type, headers, state, payload FROM d ORDER BY due_at, pos RETURNING queue, pos)
@@ -32,9 +33,11 @@ const (
  FROM unnest($1::int[], $2::bigint[]) WITH ORDINALITY AS u(queue, pos, n)`
 
 	// Retention goes from the oldest positions, some at a time: what is dead or completed lies in the order of its time.
-	pruneDeadSQL = `DELETE FROM {schema}.dead WHERE ctid = ANY(ARRAY(SELECT ctid FROM (SELECT ctid, dead_at FROM {schema}.dead WHERE queue = $1 ORDER BY pos LIMIT $3 FOR UPDATE SKIP LOCKED) x
+	pruneDeadSQL = `DELETE FROM {schema}.dead WHERE ctid = ANY(ARRAY(SELECT ctid FROM
+ (SELECT ctid, dead_at FROM {schema}.dead WHERE queue = $1 ORDER BY pos LIMIT $3 FOR UPDATE SKIP LOCKED) x
  WHERE dead_at < statement_timestamp() - make_interval(secs => $2)))`
-	pruneHistorySQL = `DELETE FROM {schema}.history WHERE ctid = ANY(ARRAY(SELECT ctid FROM (SELECT ctid, completed_at FROM {schema}.history WHERE queue = $1 ORDER BY pos LIMIT $3 FOR UPDATE SKIP LOCKED) x
+	pruneHistorySQL = `DELETE FROM {schema}.history WHERE ctid = ANY(ARRAY(SELECT ctid FROM
+ (SELECT ctid, completed_at FROM {schema}.history WHERE queue = $1 ORDER BY pos LIMIT $3 FOR UPDATE SKIP LOCKED) x
  WHERE completed_at < statement_timestamp() - make_interval(secs => $2)))`
 )
 

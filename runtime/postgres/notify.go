@@ -33,7 +33,8 @@ func (a arrival) hint(instance uint64) string {
 
 func parseHint(payload string) (a arrival, instance uint64, ok bool) {
 	parts := strings.Split(payload, ":")
-	if len(parts) < 4 { // a later version may say more
+	const least = 4 // a later version may say more
+	if len(parts) < least {
 		return a, 0, false
 	}
 	queue, err1 := strconv.ParseInt(parts[0], 10, 32)
@@ -112,7 +113,7 @@ func (n *notifier) send(hints []string) {
 	defer cancel()
 	err := n.in.caller.call(ctx, n.in.rest,
 		func(b *pgx.Batch) { b.Queue(notifySQL, n.in.options.channel(), hints) },
-		func(results pgx.BatchResults) error { return skip(results) })
+		skip)
 	if err != nil {
 		n.in.options.log.Debug("leasebus: notification not sent, others will find the messages later", "error", err)
 	}

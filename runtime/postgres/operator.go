@@ -364,7 +364,9 @@ type acted struct {
 }
 
 // act finds what refs name, twins together (S33), lets do act on it, and says for the others why not.
-func (in *Inbox) act(ctx context.Context, what, queue string, refs []leasebus.DeadLetterRef, do func(context.Context, *action) error) ([]leasebus.Disposition, error) {
+func (in *Inbox) act(ctx context.Context, what, queue string, refs []leasebus.DeadLetterRef,
+	do func(context.Context, *action) error,
+) ([]leasebus.Disposition, error) {
 	targets, err := targetsOf(refs)
 	if err != nil {
 		return nil, err

@@ -58,7 +58,7 @@ func WithConnections(n int) Option {
 	return optionFunc(func(o *options) {
 		o.connections = n
 		if n < minConnections {
-			o.refuse("WithConnections: %d is too few; the inbox needs %d at least: one each for claims, settlements, heartbeats and the rest", n, minConnections)
+			o.refusef("WithConnections: %d is too few; the inbox needs %d at least: one each for claims, settlements, heartbeats and the rest", n, minConnections)
 		}
 	})
 }
@@ -69,7 +69,7 @@ func WithDSN(dsn string) Option {
 	return optionFunc(func(o *options) {
 		config, err := pgxpool.ParseConfig(dsn)
 		if err != nil { // its text may hold the password
-			o.refuse("WithDSN: the connection string cannot be parsed")
+			o.refusef("WithDSN: the connection string cannot be parsed")
 			return
 		}
 		o.own = config
@@ -82,7 +82,7 @@ func WithListenDSN(dsn string) Option {
 	return optionFunc(func(o *options) {
 		config, err := pgx.ParseConfig(dsn)
 		if err != nil { // its text may hold the password
-			o.refuse("WithListenDSN: the connection string cannot be parsed")
+			o.refusef("WithListenDSN: the connection string cannot be parsed")
 			return
 		}
 		o.listen = config
@@ -98,7 +98,7 @@ func WithPollInterval(d time.Duration) Option {
 	return optionFunc(func(o *options) {
 		o.poll = d
 		if d < time.Millisecond {
-			o.refuse("WithPollInterval: %v is out of range; allowed is 1ms or more", d)
+			o.refusef("WithPollInterval: %v is out of range; allowed is 1ms or more", d)
 		}
 	})
 }
@@ -109,7 +109,7 @@ func WithSweep(d time.Duration) Option {
 	return optionFunc(func(o *options) {
 		o.sweep = d
 		if d < minSweep {
-			o.refuse("WithSweep: %v is out of range; allowed is %v or more", d, minSweep)
+			o.refusef("WithSweep: %v is out of range; allowed is %v or more", d, minSweep)
 		}
 	})
 }
@@ -126,7 +126,7 @@ func WithMaxPayload(bytes int) Option {
 	return optionFunc(func(o *options) {
 		o.maxPayload = bytes
 		if bytes < 1 {
-			o.refuse("WithMaxPayload: %d is out of range; allowed is 1 or more", bytes)
+			o.refusef("WithMaxPayload: %d is out of range; allowed is 1 or more", bytes)
 		}
 	})
 }
@@ -136,7 +136,7 @@ func WithLogger(log *slog.Logger) Option {
 	return optionFunc(func(o *options) { o.log = log })
 }
 
-func (o *options) refuse(format string, args ...any) {
+func (o *options) refusef(format string, args ...any) {
 	o.err = errors.Join(o.err, fmt.Errorf("postgres: "+format, args...))
 }
 

@@ -31,12 +31,14 @@ const (
  SELECT * FROM unnest($1::int[], $2::uuid[], $3::text[], $4::bytea[], $5::bytea[], $6::bytea[]) RETURNING queue, pos),
  a(queue, pos, due) AS (SELECT queue, min(pos), NULL::bigint FROM i GROUP BY queue)`
 
-	insertLaterParts = `WITH u AS (SELECT u.*, due * interval '1 microsecond' + CASE WHEN absolute THEN timestamptz '2000-01-01 00:00:00+00' ELSE statement_timestamp() END AS due_at
- FROM unnest($1::int[], $2::uuid[], $3::text[], $4::bytea[], $5::bytea[], $6::bytea[], $7::bigint[], $8::bool[]) AS u(queue, id, type, headers, state, payload, due, absolute)),
+	insertLaterParts = `WITH u AS (SELECT u.*, due * interval '1 microsecond' +
+ CASE WHEN absolute THEN timestamptz '2000-01-01 00:00:00+00' ELSE statement_timestamp() END AS due_at
+ FROM unnest($1::int[], $2::uuid[], $3::text[], $4::bytea[], $5::bytea[], $6::bytea[], $7::bigint[], $8::bool[])
+ AS u(queue, id, type, headers, state, payload, due, absolute)),
  i AS (INSERT INTO {ready} (queue, id, type, headers, state, payload)
  SELECT queue, id, type, headers, state, payload FROM u WHERE due_at <= statement_timestamp() RETURNING queue, pos),
  l AS (INSERT INTO {schema}.delayed (due_at, first_due, queue, id, type, headers, state, payload)
- SELECT due_at, due_at, queue, id, type, headers, state, payload FROM u WHERE due_at > statement_timestamp() RETURNING queue, due_at),
+ SELECT due_at, due_at AS first_due, queue, id, type, headers, state, payload FROM u WHERE due_at > statement_timestamp() RETURNING queue, due_at),
  a(queue, pos, due) AS (SELECT queue, min(pos), NULL::bigint FROM i GROUP BY queue
  UNION ALL SELECT queue, NULL, ceil(extract(epoch FROM min(due_at) - statement_timestamp()) * 1000000)::bigint FROM l GROUP BY queue)`
 

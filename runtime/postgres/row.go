@@ -40,14 +40,17 @@ func (r *row) damaged(i int, err error) {
 	}
 }
 
+// Sizes of integers in the binary form.
+const size32, size64 = 4, 8
+
 // int64 reads an int or a bigint; null is 0.
 func (r *row) int64(i int) int64 {
 	v := r.raw[i]
 	if r.binary(i) {
 		switch len(v) {
-		case 8:
+		case size64:
 			return int64(binary.BigEndian.Uint64(v)) //nolint:gosec // two's complement
-		case 4:
+		case size32:
 			return int64(int32(binary.BigEndian.Uint32(v))) //nolint:gosec // two's complement
 		}
 	}
@@ -115,8 +118,10 @@ func (r *row) instant(i int) instant {
 func byteaOf(v []byte) ([]byte, error) {
 	if len(v) >= 2 && v[0] == '\\' && v[1] == 'x' {
 		decoded := make([]byte, hex.DecodedLen(len(v)-2))
-		_, err := hex.Decode(decoded, v[2:])
-		return decoded, err
+		if _, err := hex.Decode(decoded, v[2:]); err != nil {
+			return nil, fmt.Errorf("bytea in hex: %w", err)
+		}
+		return decoded, nil
 	}
 	decoded := make([]byte, 0, len(v))
 	for i := 0; i < len(v); i++ {
@@ -129,7 +134,7 @@ func byteaOf(v []byte) ([]byte, error) {
 		case i+3 < len(v):
 			octal, err := strconv.ParseUint(string(v[i+1:i+4]), 8, 8)
 			if err != nil {
-				return nil, err
+				return nil, fmt.Errorf("bytea in escapes: %w", err)
 			}
 			decoded = append(decoded, byte(octal))
 			i += 3
@@ -145,6 +150,7 @@ type instant int64
 
 const instantSize = 8
 
+//nolint:gochecknoglobals // a constant
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func (t instant) time() time.Time {

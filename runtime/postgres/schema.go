@@ -126,8 +126,8 @@ func checkVersion(ctx context.Context, pool *pgxpool.Pool, n names) (isolation s
 	case version < SchemaVersion:
 		return "", n.drift(ErrSchemaTooOld, fmt.Sprintf("it has version %d, this program needs %d", version, SchemaVersion))
 	case serves > SchemaVersion:
-		return "", fmt.Errorf("postgres: schema %s: %w: it has version %d, which serves programs from version %d on; this one has %d: upgrade leasebus in this program",
-			n.quoted, ErrSchemaTooNew, version, serves, SchemaVersion)
+		return "", fmt.Errorf("postgres: schema %s: %w: it has version %d, which serves programs from version %d on; "+
+			"this one has %d: upgrade leasebus in this program", n.quoted, ErrSchemaTooNew, version, serves, SchemaVersion)
 	}
 	return isolation, nil
 }
@@ -176,9 +176,11 @@ const (
  WHERE c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = $1) AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
  UNION ALL SELECT 'table ' || relname, 'table' FROM pg_catalog.pg_class
  WHERE relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = $1) AND relkind = 'r'`
-	indexesSQL = `SELECT 'index ' || c.relname, CASE WHEN NOT i.indisvalid THEN 'invalid ' WHEN i.indisunique THEN 'unique ' ELSE '' END || m.amname || ' on ' || t.relname || ' (' ||
+	indexesSQL = `SELECT 'index ' || c.relname, CASE WHEN NOT i.indisvalid THEN 'invalid ' WHEN i.indisunique THEN 'unique ' ELSE '' END ||
+ m.amname || ' on ' || t.relname || ' (' ||
  (SELECT string_agg(pg_get_indexdef(i.indexrelid, k, true), ', ' ORDER BY k) FROM generate_series(1, i.indnkeyatts) k) || ')'
- FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid JOIN pg_catalog.pg_class t ON t.oid = i.indrelid JOIN pg_catalog.pg_am m ON m.oid = c.relam
+ FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid JOIN pg_catalog.pg_class t ON t.oid = i.indrelid
+ JOIN pg_catalog.pg_am m ON m.oid = c.relam
  WHERE c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = $1)`
 	functionsSQL = `SELECT 'function ' || proname || '(' || pg_get_function_identity_arguments(oid) || ')', format_type(prorettype, NULL)
  FROM pg_catalog.pg_proc WHERE pronamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = $1)`
@@ -206,6 +208,8 @@ func readSchema(ctx context.Context, pool *pgxpool.Pool, n names) (map[string]st
 type schemaObject struct{ name, is string }
 
 // wantedSchema is what the migrations come to; a test compares it with a migrated schema, both ways.
+//
+//nolint:gochecknoglobals // a constant
 var wantedSchema = wanted()
 
 func wanted() []schemaObject {

@@ -195,7 +195,7 @@ var execModes = map[string]pgx.QueryExecMode{
 	"describe_exec": pgx.QueryExecModeDescribeExec, "exec": pgx.QueryExecModeExec, "simple_protocol": pgx.QueryExecModeSimpleProtocol,
 }
 
-func poolOf(t *testing.T, ctx context.Context, dsn string) *pgxpool.Pool {
+func poolOf(ctx context.Context, t *testing.T, dsn string) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.New(ctx, dsn)
 	if err != nil {

@@ -24,8 +24,8 @@ const (
 
 	// moveSQL ends leases by taking their messages elsewhere: one statement, so that nothing is lost between. It leaves
 	// out what is locked, as completeBusySQL does. The database writes the time of a failure behind the state (stamp).
-	moveSQL = `WITH u AS MATERIALIZED (SELECT $1::int AS queue, u.* FROM unnest($2::bigint[], $3::int[], $4::bigint[], $5::int[], $6::bigint[], $7::int[], $8::bytea[], $9::bool[],
- $10::text[], $11::text[], $12::text[], $13::text[], $14::int[])
+	moveSQL = `WITH u AS MATERIALIZED (SELECT $1::int AS queue, u.* FROM unnest($2::bigint[], $3::int[], $4::bigint[], $5::int[], $6::bigint[], $7::int[],
+ $8::bytea[], $9::bool[], $10::text[], $11::text[], $12::text[], $13::text[], $14::int[])
  AS u(pos, generation, owner, route, delay, refund, state, stamp, dead_letter_queue, reason, error, error_type, attempts)),
  k AS MATERIALIZED (SELECT m.queue AS from_queue, m.pos, u.route, u.delay, u.refund, u.stamp, u.dead_letter_queue, u.reason, u.error, u.error_type, u.attempts,
  CASE WHEN u.stamp THEN u.state || timestamptz_send(statement_timestamp()) ELSE u.state END AS past
@@ -37,8 +37,10 @@ const (
  delayed AS (INSERT INTO {schema}.delayed (due_at, first_due, id, queue, generation, attempt, type, headers, state, payload)
  SELECT statement_timestamp() + delay * interval '1 microsecond', first_due, id, queue, generation, attempt - refund, type, headers, past, payload
  FROM d WHERE route = 2),
- dead AS (INSERT INTO {schema}.dead (first_due, id, queue, generation, attempts, type, dead_letter_queue, reason, error, error_type, last_owner, headers, state, payload)
- SELECT first_due, id, queue, generation, attempts, type, dead_letter_queue, reason, error, error_type, $15, headers, past, payload FROM d WHERE route = 3 ORDER BY pos),
+ dead AS (INSERT INTO {schema}.dead (first_due, id, queue, generation, attempts, type, dead_letter_queue, reason, error, error_type, last_owner,
+ headers, state, payload)
+ SELECT first_due, id, queue, generation, attempts, type, dead_letter_queue, reason, error, error_type, $15, headers, past, payload
+ FROM d WHERE route = 3 ORDER BY pos),
  history AS (INSERT INTO {schema}.history (first_due, id, queue, generation, attempts, type, owner, headers, state, payload)
  SELECT first_due, id, queue, generation, attempt, type, $15, headers, past, payload FROM d WHERE route = 4 ORDER BY pos)
  SELECT 1, pos, generation FROM d
@@ -47,7 +49,8 @@ const (
 
 	// verifySQL answers for the rows that are there: 1 = mine, 2 = mine and locked, 0 = another's.
 	verifySQL = fencedSQL + `, k AS MATERIALIZED (SELECT m.pos FROM u JOIN {ready} m ON ` + heldSQL + ` ORDER BY m.pos FOR UPDATE OF m SKIP LOCKED)
- SELECT CASE WHEN m.lease_owner IS DISTINCT FROM u.owner OR m.generation <> u.generation THEN 0 WHEN m.pos IN (SELECT pos FROM k) THEN 1 ELSE 2 END, m.pos, u.generation
+ SELECT CASE WHEN m.lease_owner IS DISTINCT FROM u.owner OR m.generation <> u.generation THEN 0
+ WHEN m.pos IN (SELECT pos FROM k) THEN 1 ELSE 2 END, m.pos, u.generation
  FROM u JOIN {ready} m ON m.queue = u.queue AND m.pos = u.pos`
 )
 
@@ -154,7 +157,7 @@ func (s *settling) sort() {
 
 func storableSettlement(st *leasebus.Settlement) bool {
 	ok := func(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
-	if st.Failure != nil && !(ok(st.Failure.Text) && ok(st.Failure.ErrorType)) {
+	if st.Failure != nil && (!ok(st.Failure.Text) || !ok(st.Failure.ErrorType)) {
 		return false
 	}
 	return ok(string(st.Reason)) && ok(st.DeadLetterQueue)
@@ -197,7 +200,7 @@ func (s *settling) move(st *leasebus.Settlement) {
 	m.routes, m.refunds, m.delays = append(m.routes, route), append(m.refunds, refund), append(m.delays, min(delay, maxDelay))
 	m.states, m.stamps = append(m.states, p.encode(stamp)), append(m.stamps, stamp)
 	m.deadLetterQueues, m.reasons = append(m.deadLetterQueues, st.DeadLetterQueue), append(m.reasons, string(st.Reason))
-	m.attempts = append(m.attempts, int32(min(max(st.Attempts, 0), maxAttempts))) //nolint:gosec // bounded
+	m.attempts = append(m.attempts, int32(min(max(st.Attempts, 0), maxAttempts)))
 	text, errorType := p.lastError()
 	m.errors, m.errorTypes = append(m.errors, storable(text)), append(m.errorTypes, storable(errorType))
 }

@@ -3,6 +3,7 @@ package postgres
 import (
 	"encoding/binary"
 	"errors"
+	"slices"
 	"strings"
 
 	leasebus "github.com/leasebus/leasebus/runtime"
@@ -75,7 +76,7 @@ func (p *past) fail(f *leasebus.Failure, owner string) {
 		}
 		kept = kept[1:]
 	}
-	p.failures = append(kept[:len(kept):len(kept)], failure{attempt: f.Attempt, text: f.Text, errorType: f.ErrorType, owner: owner})
+	p.failures = append(slices.Clip(kept), failure{attempt: f.Attempt, text: f.Text, errorType: f.ErrorType, owner: owner})
 }
 
 func (p *past) actedOn(by string, at instant) {
@@ -83,7 +84,7 @@ func (p *past) actedOn(by string, at instant) {
 	if len(kept) == leasebus.HistoryLimit {
 		kept = kept[1:]
 	}
-	p.requeues = append(kept[:len(kept):len(kept)], requeue{by, at})
+	p.requeues = append(slices.Clip(kept), requeue{by, at})
 }
 
 // ageFrom is when the message's age began to count: when it was first due, or last requeued (S23).

@@ -49,13 +49,11 @@ func (in *Inbox) SQLTx(tx *sql.Tx) leasebus.Publisher {
 		if err != nil {
 			return err
 		}
-		for rows.Next() { //nolint:revive // read to the end, where errors show
+		defer func() { _ = rows.Close() }() // what there was to read is read
+		for rows.Next() {
+			continue // to the end, where errors show
 		}
-		closing := rows.Close()
-		if err := rows.Err(); err != nil {
-			return err
-		}
-		return closing
+		return rows.Err()
 	}}
 }
 
@@ -148,6 +146,7 @@ func literal(n int, element func(b []byte, i int) []byte) string {
 	return string(append(b, '}'))
 }
 
+//nolint:gochecknoglobals // a constant
 var arrayQuoter = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 
 func appendQuoted(b []byte, s string) []byte {
