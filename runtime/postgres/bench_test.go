@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -284,4 +285,77 @@ func BenchmarkPublish(b *testing.B) {
 		}
 		b.ReportMetric(1000*float64(b.N)/b.Elapsed().Seconds(), "msg/s")
 	})
+}
+
+// BenchmarkLatency publishes 400 messages each second in one inbox and handles them in another, as two processes do: from
+// before the publish to the handler.
+func BenchmarkLatency(b *testing.B) {
+	pg := testservers.Postgres(b)
+	pool := pg.Pool(b)
+	if err := postgres.Migrate(b.Context(), pool); err != nil {
+		b.Fatal(err)
+	}
+	for name, opts := range map[string][]postgres.Option{"notify": nil, "poll": {postgres.WithoutListen()}} {
+		b.Run(name, func(b *testing.B) {
+			opts = append(opts, postgres.WithLogger(quiet))
+			producer, err := postgres.NewInbox(b.Context(), pool, opts...)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer func() { _ = producer.Close() }()
+			consumer, err := postgres.NewInbox(b.Context(), pool, opts...)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer func() { _ = consumer.Close() }()
+			measureLatency(b, producer, consumer)
+		})
+	}
+}
+
+func measureLatency(b *testing.B, producer, consumer *postgres.Inbox) {
+	b.Helper()
+	policy := numbersPolicy(30 * time.Second)
+	policy.Queue = fmt.Sprintf("latency-%d", rand.Uint64())
+	began := time.Now()
+	var mu sync.Mutex
+	var latencies []time.Duration
+	p, err := newProcessor(consumer, policy, func(_ context.Context, n int64, _ leasebus.Delivery) error {
+		took := time.Since(began) - time.Duration(n)
+		mu.Lock()
+		defer mu.Unlock()
+		latencies = append(latencies, took)
+		return nil
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	publisher, err := leasebus.NewTypedPublisher[*wrapperspb.Int64Value](policy, producer)
+	if err != nil {
+		b.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(b.Context())
+	ran := make(chan error, 1)
+	go func() { ran <- p.Run(ctx) }()
+	time.Sleep(time.Second) // the listener proves itself
+	b.ResetTimer()
+	tick := time.NewTicker(2500 * time.Microsecond)
+	defer tick.Stop()
+	for range b.N {
+		<-tick.C
+		if _, err := publisher.Publish(ctx, wrapperspb.Int64(int64(time.Since(began)))); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for p.Stats().Succeeded < int64(b.N) {
+		time.Sleep(time.Millisecond)
+	}
+	b.StopTimer()
+	cancel()
+	if err := <-ran; err != nil {
+		b.Fatal(err)
+	}
+	slices.Sort(latencies)
+	b.ReportMetric(float64(latencies[len(latencies)/2].Microseconds())/1000, "p50-ms")
+	b.ReportMetric(float64(latencies[len(latencies)*99/100].Microseconds())/1000, "p99-ms")
 }
