@@ -37,7 +37,15 @@ test-short: $(BUF) ## Run the tests that need no server and little time, without
 	$(GO) test -short -timeout 5m ./...
 
 .PHONY: bench
-bench: ## Run the benchmarks; BENCH=regexp selects, COUNT=10 repeats for benchstat.
+bench: ## Compare with other queues: a table, and JSON and charts in bench/results. Takes an hour.
+	$(GO) -C bench run . -rounds 3 -out results
+
+.PHONY: bench-quick
+bench-quick: ## The same in less than a minute: the most telling cases.
+	$(GO) -C bench run . -quick -quiet -rounds 5 -budget 38s
+
+.PHONY: microbench
+microbench: ## Run the Go benchmarks; BENCH=regexp selects, COUNT=10 repeats for benchstat.
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -count=$(COUNT) ./runtime/...
 
 .PHONY: generate

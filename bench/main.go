@@ -18,7 +18,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -94,10 +93,7 @@ func (s *settings) run(ctx context.Context) (err error) {
 		return err
 	}
 	if s.list {
-		for _, c := range cases {
-			fmt.Printf("%-22s %s (%s)\n", c.Name, c.About, strings.Join(c.Engines, ", "))
-		}
-		return nil
+		return report.List(os.Stdout, cases)
 	}
 	where := server.Named(s.dsn)
 	if s.dsn == "" {
@@ -109,7 +105,7 @@ func (s *settings) run(ctx context.Context) (err error) {
 	runner := &suite.Runner{Server: where, Rounds: s.rounds, Budget: s.budget, Profiles: s.profiles, Log: s.log()}
 	defer func() { err = errors.Join(err, runner.Cleanup(context.WithoutCancel(ctx))) }()
 	if s.profiles != "" {
-		if err := os.MkdirAll(s.profiles, 0o755); err != nil {
+		if err := os.MkdirAll(s.profiles, 0o750); err != nil {
 			return fmt.Errorf("-profiles: %w", err)
 		}
 	}
@@ -200,19 +196,13 @@ func versions() (all []string) {
 }
 
 func (s *settings) write(r *report.Report) error {
-	m := r.Machine
-	fmt.Printf("%d cores, %s, %s, PostgreSQL %s (%s)\n%s\n", m.Cores, m.OS, m.Go, m.PostgreSQL, strings.Join(m.Settings, ", "), strings.Join(m.Versions, ", "))
-	if err := errors.Join(r.Table(os.Stdout), r.Goals(os.Stdout)); err != nil {
-		return err
-	}
-	fmt.Println()
-	if err := r.Ratios(os.Stdout); err != nil {
+	if err := errors.Join(r.Head(os.Stdout), r.Table(os.Stdout), r.Goals(os.Stdout), r.Ratios(os.Stdout)); err != nil {
 		return err
 	}
 	if s.folder == "" {
 		return nil
 	}
-	if err := os.MkdirAll(s.folder, 0o755); err != nil {
+	if err := os.MkdirAll(s.folder, 0o750); err != nil {
 		return fmt.Errorf("-out: %w", err)
 	}
 	f, err := os.Create(filepath.Join(s.folder, "results.json"))

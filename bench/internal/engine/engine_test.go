@@ -7,8 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/leasebus/leasebus/bench/internal/engine"
 	"github.com/leasebus/leasebus/internal/testservers"
+
+	"github.com/leasebus/leasebus/bench/internal/engine"
 )
 
 // Every engine does the same work, or says that it has no such thing.
@@ -162,8 +163,12 @@ func TestClaim(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer bus.Close()
+	claimer, ok := bus.(engine.Claimer)
+	if !ok {
+		t.Fatal("leasebus cannot time its claims")
+	}
 	for range 20 {
-		if took, err := bus.(engine.Claimer).Claim(t.Context(), 10, "x"); err != nil || took <= 0 {
+		if took, err := claimer.Claim(t.Context(), 10, "x"); err != nil || took <= 0 {
 			t.Fatalf("a claim took %v, %v", took, err)
 		}
 	}

@@ -3,11 +3,11 @@ package engine
 import (
 	"context"
 
+	leasebus "github.com/leasebus/leasebus/runtime"
 	"google.golang.org/protobuf/proto"
 
 	benchv1 "github.com/leasebus/leasebus/bench/gen/bench/v1"
 	"github.com/leasebus/leasebus/bench/gen/bench/v1/benchv1leasebus"
-	leasebus "github.com/leasebus/leasebus/runtime"
 )
 
 //go:generate go run ../queues

@@ -77,7 +77,7 @@ func rawKind(name, about string, loop func(*rawBus, context.Context, *pgxpool.Co
 		Name: name, About: about,
 		Setup: func(ctx context.Context, pool *pgxpool.Pool) error {
 			_, err := pool.Exec(ctx, rawTable)
-			return err //nolint:wrapcheck // the caller names the engine
+			return err
 		},
 		Open: func(ctx context.Context, dsn string, o Options) (Bus, error) {
 			if err := onlyOneQueue(o); err != nil {
@@ -205,14 +205,14 @@ func (b *rawBus) lease(ctx context.Context, conn *pgxpool.Conn, handle Handler) 
 	if err == nil && tag.RowsAffected() != int64(len(positions)) {
 		err = fmt.Errorf("%d of %d leases could be completed", tag.RowsAffected(), len(positions))
 	}
-	return err //nolint:wrapcheck // Work says what it is
+	return err
 }
 
 // take reads positions and, of a claim, generations; the rest of a row is received and left alone.
 func (b *rawBus) take(ctx context.Context, conn *pgxpool.Conn, sql string, args ...any) (positions []int64, generations []int32, err error) {
 	rows, err := conn.Query(ctx, sql, args...)
 	if err != nil {
-		return nil, nil, err //nolint:wrapcheck // Work says what it is
+		return nil, nil, err
 	}
 	defer rows.Close()
 	positions, generations = make([]int64, 0, rawBatch), make([]int32, 0, rawBatch)
@@ -227,7 +227,7 @@ func (b *rawBus) take(ctx context.Context, conn *pgxpool.Conn, sql string, args 
 		for next := b.next.Load(); pos >= next && !b.next.CompareAndSwap(next, pos+1); next = b.next.Load() {
 		}
 	}
-	return positions, generations, rows.Err() //nolint:wrapcheck // Work says what it is
+	return positions, generations, rows.Err()
 }
 
 func done(ctx context.Context, positions []int64, handle Handler) {

@@ -38,7 +38,7 @@ var riverBest = riverSettings{ //nolint:gochecknoglobals // a constant that Go c
 
 // riverTask is the same message as the proto's Task, in River's encoding.
 type riverTask struct {
-	PublishedAt int64  `json:"published_at"`
+	PublishedAt int64  `json:"publishedAt"`
 	Body        string `json:"body"`
 }
 

@@ -25,16 +25,12 @@ const watermillTopic = "task"
 func watermillEngine(name string, batch int) Engine {
 	return Engine{
 		Name: name, About: fmt.Sprintf("watermill-sql's queue, deleting when acknowledged, in batches of %d; no leases", batch),
-		Setup: func(ctx context.Context, pool *pgxpool.Pool) error {
-			_, err := watermillPublisher(sql.BeginnerFromPgx(pool), true)
-			if err != nil {
-				return err
-			}
+		Setup: func(_ context.Context, pool *pgxpool.Pool) error {
 			s, err := watermillSubscriber(pool, batch)
 			if err != nil {
 				return err
 			}
-			return s.SubscribeInitialize(watermillTopic) //nolint:wrapcheck // the caller names the engine
+			return s.SubscribeInitialize(watermillTopic)
 		},
 		Open: func(ctx context.Context, dsn string, o Options) (Bus, error) {
 			if err := onlyOneQueue(o); err != nil {
@@ -44,7 +40,7 @@ func watermillEngine(name string, batch int) Engine {
 			if err != nil {
 				return nil, err
 			}
-			publisher, err := watermillPublisher(sql.BeginnerFromPgx(pool), false)
+			publisher, err := watermillPublisher(sql.BeginnerFromPgx(pool))
 			if err != nil {
 				pool.Close()
 				return nil, err
@@ -61,8 +57,8 @@ func watermillSchema(batch int) sql.PostgreSQLQueueSchema {
 	}
 }
 
-func watermillPublisher(db sql.ContextExecutor, initialize bool) (*sql.Publisher, error) {
-	p, err := sql.NewPublisher(db, sql.PublisherConfig{SchemaAdapter: watermillSchema(0), AutoInitializeSchema: initialize}, watermill.NopLogger{})
+func watermillPublisher(db sql.ContextExecutor) (*sql.Publisher, error) {
+	p, err := sql.NewPublisher(db, sql.PublisherConfig{SchemaAdapter: watermillSchema(0)}, watermill.NopLogger{})
 	if err != nil {
 		return nil, fmt.Errorf("watermill: %w", err)
 	}
@@ -104,7 +100,7 @@ func (b *watermillBus) PublishTx(ctx context.Context, m Message) error {
 		return err
 	}
 	return inTx(ctx, b.pool, func(tx pgx.Tx) error {
-		publisher, err := watermillPublisher(sql.TxFromPgx(tx), false)
+		publisher, err := watermillPublisher(sql.TxFromPgx(tx))
 		if err != nil {
 			return err
 		}
@@ -153,7 +149,7 @@ func (b *watermillBus) Work(ctx context.Context, handle Handler) error {
 		if err := proto.Unmarshal(m.Payload, &task); err != nil {
 			return fmt.Errorf("watermill: decode: %w", err)
 		}
-		handle(m.Context(), Message{PublishedAt: task.GetPublishedAt(), Body: task.GetBody()})
+		handle(ctx, Message{PublishedAt: task.GetPublishedAt(), Body: task.GetBody()})
 		m.Ack()
 	}
 	return nil

@@ -163,7 +163,7 @@ func parseStat(text string) (name string, fields []int64, err error) {
 	if open < 0 || closed < open {
 		return "", nil, errNoStat
 	}
-	for _, field := range strings.Fields(text[closed+1:]) {
+	for field := range strings.FieldsSeq(text[closed+1:]) {
 		n, _ := strconv.ParseInt(field, 10, 64) // some are beyond 63 bits, and not of interest
 		fields = append(fields, n)
 	}

@@ -30,31 +30,37 @@ type chart struct {
 }
 
 var charts = []chart{ //nolint:gochecknoglobals // a table
-	{name: "drain", title: "Working on what is there: messages a second", groups: []string{"drain", "payload"}, metric: suite.Rate},
-	{name: "publish", title: "Publishing: messages a second", groups: []string{"publish"}, metric: suite.Rate},
-	{name: "latency_p50", title: "From publishing to the handler, median: ms", groups: []string{"latency"}, metric: suite.P50},
-	{name: "latency_p99", title: "From publishing to the handler, 99 %: ms", groups: []string{"latency"}, metric: suite.P99},
-	{name: "claims", title: "A claim of 10 messages, 99 %: ms", groups: []string{"claims"}, metric: suite.P99},
-	{name: "processes", title: "Worker processes: messages a second", groups: []string{"processes"}, metric: suite.Rate},
-	{name: "queues", title: "Queues: messages a second", groups: []string{"queues"}, metric: suite.Rate},
-	{name: "wal", title: "WAL for each message worked on: bytes", groups: []string{"drain"}, metric: suite.WAL},
-	{name: "cpu", title: "CPU of the server for each message worked on: µs", groups: []string{"drain"}, metric: suite.ServerCPU},
-	{name: "sustained", title: "Publishing and working: messages a second", groups: []string{"sustained"}, metric: suite.Rate, overTime: true},
+	{name: "drain", title: "Working on what is there: messages a second", groups: []string{suite.GroupDrain, suite.GroupPayload}, metric: suite.Rate},
+	{name: "publish", title: "Publishing: messages a second", groups: []string{suite.GroupPublish}, metric: suite.Rate},
+	{name: "latency_p50", title: "From publishing to the handler, median: ms", groups: []string{suite.GroupLatency}, metric: suite.P50},
+	{name: "latency_p99", title: "From publishing to the handler, 99 %: ms", groups: []string{suite.GroupLatency}, metric: suite.P99},
+	{name: "claims", title: "A claim of 10 messages, 99 %: ms", groups: []string{suite.GroupClaims}, metric: suite.P99},
+	{name: "processes", title: "Worker processes: messages a second", groups: []string{suite.GroupProcesses}, metric: suite.Rate},
+	{name: "queues", title: "Queues: messages a second", groups: []string{suite.GroupQueues}, metric: suite.Rate},
+	{name: "wal", title: "WAL for each message worked on: bytes", groups: []string{suite.GroupDrain}, metric: suite.WAL},
+	{name: "cpu", title: "CPU of the server for each message worked on: µs", groups: []string{suite.GroupDrain}, metric: suite.ServerCPU},
+	{name: "sustained", title: "Publishing and working: messages a second", groups: []string{suite.GroupSustained}, metric: suite.Rate, overTime: true},
 	{
 		name: "sustained_size", title: "Publishing and working: size of all tables and indexes, MB",
-		groups: []string{"sustained"}, metric: suite.HotTableMax, overTime: true,
+		groups: []string{suite.GroupSustained}, metric: suite.HotTableMax, overTime: true,
 	},
 	{
 		name: "old_snapshot", title: "The same while a session holds an old snapshot: messages a second",
-		groups: []string{"old_snapshot"}, metric: suite.Rate, overTime: true,
+		groups: []string{suite.GroupSnapshot}, metric: suite.Rate, overTime: true,
 	},
 }
 
 // colors are those of Okabe and Ito, which everybody can tell apart.
 var colors = []color.Color{ //nolint:gochecknoglobals // a table
-	color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0xd5, 0x5e, 0x00, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff},
-	color.RGBA{0xe6, 0x9f, 0x00, 0xff}, color.RGBA{0x56, 0xb4, 0xe9, 0xff}, color.RGBA{0xcc, 0x79, 0xa7, 0xff},
-	color.RGBA{0x99, 0x99, 0x99, 0xff}, color.RGBA{0xf0, 0xe4, 0x42, 0xff}, color.RGBA{0x33, 0x33, 0x33, 0xff},
+	color.RGBA{0x00, 0x72, 0xb2, 0xff},
+	color.RGBA{0xd5, 0x5e, 0x00, 0xff},
+	color.RGBA{0x00, 0x9e, 0x73, 0xff},
+	color.RGBA{0xe6, 0x9f, 0x00, 0xff},
+	color.RGBA{0x56, 0xb4, 0xe9, 0xff},
+	color.RGBA{0xcc, 0x79, 0xa7, 0xff},
+	color.RGBA{0x99, 0x99, 0x99, 0xff},
+	color.RGBA{0xf0, 0xe4, 0x42, 0xff},
+	color.RGBA{0x33, 0x33, 0x33, 0xff},
 }
 
 // Charts writes an SVG file for each chart that there are figures for, and returns their paths.

@@ -78,6 +78,26 @@ func valuesOf(result suite.Result, m suite.Metric) []float64 {
 	return values
 }
 
+// List writes what cases there are.
+func List(w io.Writer, cases []suite.Case) error {
+	for _, c := range cases {
+		if _, err := fmt.Fprintf(w, "%-22s %s (%s)\n", c.Name, c.About, strings.Join(c.Engines, ", ")); err != nil {
+			return fmt.Errorf("report: %w", err)
+		}
+	}
+	return nil
+}
+
+// Head writes what was measured on.
+func (r *Report) Head(w io.Writer) error {
+	m := r.Machine
+	if _, err := fmt.Fprintf(w, "%s, %d cores, %s, %s, PostgreSQL %s (%s)\n%s\n",
+		m.Date, m.Cores, m.OS, m.Go, m.PostgreSQL, strings.Join(m.Settings, ", "), strings.Join(m.Versions, ", ")); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	return nil
+}
+
 // Table writes the medians, a table for each case.
 func (r *Report) Table(w io.Writer) error {
 	for _, c := range r.Cases {
@@ -193,7 +213,7 @@ func (r *Report) Goals(w io.Writer) error {
 		lines = append(lines, fmt.Sprintf("%s\t%s\t%s … %s\t≤ %s\t%s",
 			ceiling.Name, number(value), number(low), number(high), number(ceiling.AtMost), verdict(value <= ceiling.AtMost)))
 	}
-	if _, err := fmt.Fprintln(t, strings.Join(lines, "\n")); err != nil {
+	if _, err := fmt.Fprintln(t, strings.Join(lines, "\n")+"\n"); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
 	if err := t.Flush(); err != nil {
@@ -242,7 +262,7 @@ type jsonTarget struct {
 	Ratio   float64 `json:"ratio"`
 	Low     float64 `json:"low"`
 	High    float64 `json:"high"`
-	AtLeast float64 `json:"at_least"`
+	AtLeast float64 `json:"atLeast"`
 }
 
 // JSON writes everything, every round's figures included.

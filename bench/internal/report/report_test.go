@@ -45,6 +45,35 @@ func sample() *report.Report {
 	}
 }
 
+func TestHead(t *testing.T) {
+	t.Parallel()
+	r := sample()
+	r.Machine = report.Machine{
+		Cores: 2, OS: "linux/amd64", Go: "go1.26", PostgreSQL: "15.1", Date: "2026-01-02",
+		Settings: []string{"shared_buffers=1GB"}, Versions: []string{"peer v1", "other v2"},
+	}
+	var out bytes.Buffer
+	if err := r.Head(&out); err != nil {
+		t.Fatal(err)
+	}
+	const want = "2026-01-02, 2 cores, linux/amd64, go1.26, PostgreSQL 15.1 (shared_buffers=1GB)\npeer v1, other v2\n"
+	if got := out.String(); got != want {
+		t.Errorf("the head is %q, want %q", got, want)
+	}
+}
+
+func TestList(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	if err := report.List(&out, sample().Cases[:1]); err != nil {
+		t.Fatal(err)
+	}
+	const want = "drain                  waiting messages (leasebus, leasebus-best, bare-loop)\n"
+	if got := out.String(); got != want {
+		t.Errorf("the list is %q, want %q", got, want)
+	}
+}
+
 func TestTable(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
@@ -149,7 +178,7 @@ func TestJSON(t *testing.T) {
 		Targets []struct {
 			Name       string
 			Ratio, Low float64
-			AtLeast    float64 `json:"at_least"`
+			AtLeast    float64 `json:"atLeast"`
 		}
 	}
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil {

@@ -156,11 +156,11 @@ func (s *Server) Drop(ctx context.Context, name string) error {
 func (s *Server) exec(ctx context.Context, sql string) error {
 	conn, err := pgx.Connect(ctx, s.dsn)
 	if err != nil {
-		return err //nolint:wrapcheck // the callers say what it was for
+		return err
 	}
 	defer func() { _ = conn.Close(ctx) }()
 	_, err = conn.Exec(ctx, sql)
-	return err //nolint:wrapcheck // the callers say what it was for
+	return err
 }
 
 // Close stops a server of our own and deletes its files.
@@ -168,10 +168,10 @@ func (s *Server) Close() error {
 	if s.own != nil {
 		_ = s.own.Process.Signal(syscall.SIGINT) // it may have ended
 		select {
-		case <-s.ended:
+		case <-s.ended: //nolint:errcheck // how it ended does not matter any more
 		case <-time.After(stopTime):
 			_ = s.own.Process.Kill()
-			<-s.ended
+			<-s.ended //nolint:errcheck // the same
 		}
 	}
 	if s.folder == "" {
@@ -245,7 +245,7 @@ func (s servant) own(path string) error {
 
 // command is a program that runs as the servant, in a session of its own: an interrupt from the terminal is for us.
 func (s servant) command(ctx context.Context, name string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, name, args...)
+	cmd := exec.CommandContext(ctx, name, args...) //nolint:gosec // PostgreSQL's own programs
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

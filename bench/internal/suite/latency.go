@@ -134,7 +134,8 @@ type Scheduled struct {
 	Body  int
 }
 
-const anHour = time.Hour
+// muchLater is when messages for later are due.
+const muchLater = time.Hour
 
 // Run implements Load.
 func (l Scheduled) Run(ctx context.Context, t *Trial) (Outcome, error) {
@@ -143,7 +144,7 @@ func (l Scheduled) Run(ctx context.Context, t *Trial) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer bus.Close()
-	m := engine.Message{Body: bodyOf(l.Body), Delay: anHour}
+	m := engine.Message{Body: bodyOf(l.Body), Delay: muchLater}
 	if err := t.fill(ctx, bus, l.Later, 1, m); err != nil {
 		return Outcome{}, err
 	}
@@ -196,7 +197,7 @@ func (c Claims) Run(ctx context.Context, t *Trial) (Outcome, error) {
 	if err := t.fill(ctx, bus, c.Backlog, 1, m); err != nil {
 		return Outcome{}, err
 	}
-	m.Delay = anHour
+	m.Delay = muchLater
 	if err := t.fill(ctx, bus, c.Later, 1, m); err != nil {
 		return Outcome{}, err
 	}

@@ -95,6 +95,9 @@ func (f Footprint) Run(ctx context.Context, t *Trial) (Outcome, error) {
 // WorkCommand is the argument that makes the program a worker process: what follows is for [Work].
 const WorkCommand = "work"
 
+// workerReady is what a worker process says before it waits for its start.
+const workerReady = "ready"
+
 // tellEvery is how often a worker process tells how much it has done.
 const tellEvery = 20 * time.Millisecond
 
@@ -111,9 +114,11 @@ func Work(ctx context.Context, name, dsn string, handler time.Duration) error {
 	}
 	defer bus.Close()
 	input := bufio.NewReader(os.Stdin)
-	fmt.Println("ready")
+	if _, err := fmt.Fprintln(os.Stdout, workerReady); err != nil {
+		return fmt.Errorf("worker process: %w", err)
+	}
 	if _, err := input.ReadString('\n'); err != nil {
-		return nil //nolint:nilerr // nobody wants us to begin
+		return nil // nobody wants us to begin
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -131,7 +136,7 @@ func Work(ctx context.Context, name, dsn string, handler time.Duration) error {
 	for {
 		select {
 		case <-ticker.C:
-			fmt.Println(handled.Load())
+			_, _ = fmt.Fprintln(os.Stdout, handled.Load()) // if nobody reads any more, the input ends too
 		case <-ctx.Done():
 			return workers.dismiss()
 		}
@@ -177,7 +182,7 @@ func startWorker(ctx context.Context, t *Trial, handler time.Duration) (*worker,
 		return nil, fmt.Errorf("start a worker process: %w", err)
 	}
 	w := &worker{ready: make(chan struct{}), ended: make(chan struct{})}
-	w.cmd = exec.CommandContext(ctx, self, WorkCommand, t.Engine.Name, t.DSN, handler.String())
+	w.cmd = exec.CommandContext(ctx, self, WorkCommand, t.Engine.Name, t.DSN, handler.String()) //nolint:gosec // this program
 	w.cmd.Stderr = os.Stderr
 	output, outErr := w.cmd.StdoutPipe()
 	input, inErr := w.cmd.StdinPipe()
@@ -196,7 +201,7 @@ func (w *worker) listen(output io.Reader) {
 	lines := bufio.NewScanner(output)
 	for lines.Scan() {
 		line := strings.TrimSpace(lines.Text())
-		if line == "ready" {
+		if line == workerReady {
 			close(w.ready)
 			continue
 		}

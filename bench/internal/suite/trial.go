@@ -51,7 +51,7 @@ func startProfile(path string) (stop func() error, err error) {
 	if path == "" {
 		return func() error { return nil }, nil
 	}
-	f, err := os.Create(path)
+	f, err := os.Create(path) //nolint:gosec // the user says where
 	if err != nil {
 		return nil, fmt.Errorf("profile: %w", err)
 	}
