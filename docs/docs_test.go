@@ -216,11 +216,14 @@ func inModule() []string { return append(os.Environ(), "GOFLAGS=-mod=mod", "GOWO
 // known are the packages that a block may use without saying so.
 var known = map[string]string{
 	"context": "context", "errors": "errors", "fmt": "fmt", "os": "os", "signal": "os/signal", "slog": "log/slog",
-	"synctest": "testing/synctest", "syscall": "syscall", "testing": "testing", "time": "time",
+	"sql": "database/sql", "synctest": "testing/synctest", "syscall": "syscall", "testing": "testing", "time": "time",
+	"pgx":              "github.com/jackc/pgx/v5",
+	"pgxpool":          "github.com/jackc/pgx/v5/pgxpool",
 	"leasebus":         "github.com/leasebus/leasebus/runtime",
 	"leasebustest":     "github.com/leasebus/leasebus/runtime/leasebustest",
 	"conformance":      "github.com/leasebus/leasebus/runtime/conformance",
 	"memory":           "github.com/leasebus/leasebus/runtime/memory",
+	"postgres":         "github.com/leasebus/leasebus/runtime/postgres",
 	"ordersv1":         "example.com/shop/gen/orders/v1",
 	"ordersv1leasebus": "example.com/shop/gen/orders/v1/ordersv1leasebus",
 	"shop":             "example.com/shop/pages/testing",
@@ -229,7 +232,7 @@ var known = map[string]string{
 var qualifier = regexp.MustCompile(`\b([a-z][a-z0-9]*)\.[A-Z]`)
 
 // complete makes a file of b, which may be a file, declarations, or statements. Statements have ctx, store, orders,
-// processor and manager, and may return an error.
+// processor and manager, pool and inbox, and may return an error.
 func complete(b block) (string, error) {
 	if strings.HasPrefix(b.text, "package ") {
 		return b.text, nil
@@ -237,7 +240,8 @@ func complete(b block) (string, error) {
 	text := b.text
 	if !parses(text) {
 		text = "func _(ctx context.Context, store *memory.Store, orders *ordersv1leasebus.OrderPlacedPublisher, " +
-			"processor *leasebus.Processor, manager *ordersv1leasebus.OrderPlacedManager) error {\n" + text + "\nreturn nil\n}\n"
+			"processor *leasebus.Processor, manager *ordersv1leasebus.OrderPlacedManager, " +
+			"pool *pgxpool.Pool, inbox *postgres.Inbox) error {\n" + text + "\nreturn nil\n}\n"
 	}
 	if !parses(text) {
 		return "", errors.New("this is neither a file nor declarations nor statements")
