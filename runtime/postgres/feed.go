@@ -163,7 +163,9 @@ func (f *feed) Lease(ctx context.Context, dst []leasebus.Lease) (int, error) {
 	from, was := f.place.claimFrom(time.Now(), f.in.keeper.deaf())
 	owner := f.owner + f.claims.Add(1)
 	var c claim
-	err := f.in.caller.call(ctx, f.in.claims, func(b *pgx.Batch) {
+	bound, cancel := context.WithTimeout(ctx, f.claimBound())
+	defer cancel()
+	err := f.in.caller.call(bound, f.in.claims, func(b *pgx.Batch) {
 		b.Queue(pinSQL)
 		b.Queue(f.in.sql.claim, f.queue, len(dst), owner, f.duration, from)
 	}, func(results pgx.BatchResults) error {
@@ -189,6 +191,14 @@ func (f *feed) Lease(ctx context.Context, dst []leasebus.Lease) (int, error) {
 		f.hungry.Store(true)
 	}
 	return c.n, nil
+}
+
+// A claim that takes longer than the leases that it brings is of no use; on a connection that has gone silent it would
+// take for ever.
+const claimLeast, claimMost = 5 * time.Second, 30 * time.Second
+
+func (f *feed) claimBound() time.Duration {
+	return min(max(f.sub.Policy.Lease.Duration, claimLeast), claimMost)
 }
 
 // claim reads the rows of one claim into leases.

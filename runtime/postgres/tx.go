@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -82,8 +83,11 @@ func (t *txPublisher) Publish(ctx context.Context, out []leasebus.Outgoing, rece
 
 func (t *txPublisher) insertAll(ctx context.Context, a *arrivals, statement string) error {
 	for a.len() > 0 {
-		notify := t.toNotify(a.queues, a.due != nil)
-		if err := t.insert(ctx, statement, append(a.cut(), notify, t.in.options.channel())); err != nil {
+		later := a.due != nil
+		queues := a.queues
+		args := a.cut()
+		notify := t.toNotify(queues[:len(queues)-a.len()], later)
+		if err := t.insert(ctx, statement, append(args, notify, t.in.options.channel())); err != nil {
 			return err
 		}
 	}
@@ -101,12 +105,13 @@ func (t *txPublisher) toNotify(queues []int32, later bool) []int32 {
 	if t.notified == nil {
 		t.notified = make(map[arrivalKey]bool)
 	}
-	for _, queue := range queues {
+	for i, queue := range queues {
 		key := arrivalKey{queue, later}
-		if !t.notified[key] || later {
-			notify = append(notify, queue)
-			t.notified[key] = true
+		if slices.Contains(notify, queue) || i > 0 && queue == queues[i-1] || !later && t.notified[key] {
+			continue // of messages for later, a new one can be the first that is due
 		}
+		notify = append(notify, queue)
+		t.notified[key] = true
 	}
 	return notify
 }
