@@ -80,6 +80,8 @@ type run struct {
 	state   atomic.Uint32
 	// leasedAt is when the lease was asked for, on the processor's monotonic clock, as validUntil.
 	leasedAt time.Duration
+	// suspect: its last attempts crashed, and it counts in the processor's quarantine.
+	suspect bool
 	// replaced: the handler was abandoned and its worker's place is taken or gone.
 	replaced atomic.Bool
 	// validUntil is when the lease ends if no renewal succeeds, counted from when the request was sent

@@ -31,7 +31,7 @@ type backlog struct {
 func (b *backlog) waiting() int { return len(b.held) - b.head }
 
 // push adds leases of q. Their order is kept.
-func (d *dispatcher) push(q *queue, leases []Lease) {
+func (d *dispatcher) push(q *queue, leases []*Lease) {
 	d.mu.Lock()
 	b := &q.backlog
 	if b.head > len(b.held)/2 { // keep the array from growing behind the head
@@ -39,9 +39,7 @@ func (d *dispatcher) push(q *queue, leases []Lease) {
 		clear(b.held[n:])
 		b.held, b.head = b.held[:n], 0
 	}
-	for i := range leases {
-		b.held = append(b.held, &leases[i])
-	}
+	b.held = append(b.held, leases...)
 	d.schedule(q)
 	wake := d.wakeOne()
 	d.mu.Unlock()

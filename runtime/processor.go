@@ -36,6 +36,7 @@ type Processor struct {
 	stopOpening context.CancelFunc
 
 	dispatcher dispatcher
+	suspects   quarantine
 	queues     []*queue
 	byLimit    []*queue // the same, smallest limit first
 	stats      processorStats

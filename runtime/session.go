@@ -166,14 +166,7 @@ func (s *session) shed(finished int64) {
 }
 
 // release gives back what is leased and not started, the first keep of it excepted.
-func (s *session) release(keep int) {
-	for _, l := range s.p.dispatcher.withdraw(s, keep) {
-		if l.advance(stateHeld, stateSettling) {
-			s.queue.leaveSlot()
-			s.settle(Settlement{Lease: l, Kind: SettleRelease})
-		}
-	}
-}
+func (s *session) release(keep int) { s.giveBackAll(s.p.dispatcher.withdraw(s, keep)) }
 
 // close gives up what is left and waits until the session's goroutines are gone. Safe to call twice.
 func (s *session) close() {
@@ -280,23 +273,51 @@ func (s *session) accept(leases []Lease, sent time.Duration) {
 
 	s.mu.Lock()
 	s.slabs.add(block)
-	late := s.p.now() >= valid-s.queue.margin()
-	held := !s.stopping && !late
-	if held {
+	s.mu.Unlock()
+	if s.p.now() >= valid-s.queue.margin() {
+		s.giveBackAll(pointers(leases)) // too late to be worked on
+		return
+	}
+	s.dispatch(s.quarantine(leases))
+}
+
+func pointers(leases []Lease) []*Lease {
+	list := make([]*Lease, len(leases))
+	for i := range leases {
+		list[i] = &leases[i]
+	}
+	return list
+}
+
+// dispatch hands leases to the workers, unless nobody is to start anything any more.
+func (s *session) dispatch(leases []*Lease) {
+	s.mu.Lock()
+	stopping := s.stopping
+	if !stopping {
 		s.p.dispatcher.push(s.queue, leases)
 	}
 	s.mu.Unlock()
-	if held {
-		return
+	if stopping {
+		s.giveBackAll(leases)
 	}
-	// Too late to be worked on, or nobody is to start anything any more. The release is fenced, so it harms nobody if
-	// the lease is gone.
-	for i := range leases {
-		if leases[i].advance(stateHeld, stateSettling) {
-			s.queue.leaveSlot()
-			s.settle(Settlement{Lease: &leases[i], Kind: SettleRelease})
-		}
+}
+
+// giveBackAll releases leases that were not started. That is fenced, so it harms nobody if a lease is gone.
+func (s *session) giveBackAll(leases []*Lease) {
+	for _, l := range leases {
+		s.giveBack(l, Settlement{Kind: SettleRelease})
 	}
+}
+
+// giveBack settles a lease that was not started; false if it is gone already.
+func (s *session) giveBack(l *Lease, st Settlement) bool {
+	if !l.advance(stateHeld, stateSettling) {
+		return false
+	}
+	s.queue.leaveSlot()
+	st.Lease = l
+	s.settle(st)
+	return true
 }
 
 // observe adapts the look-ahead to what the handlers finish during a few round trips: fast handlers get full batches,
@@ -370,6 +391,9 @@ func (s *session) offerRoom() {
 func (s *session) ended(l *Lease) {
 	l.run.state.Store(stateDone)
 	s.p.stats.held.Add(-1)
+	if l.run.suspect {
+		s.p.suspects.leave()
+	}
 	lastOfSlab := l.run.slab.live.Add(-1) == 0
 	lastOfAll := s.leased.Add(-1) == 0
 	if !lastOfSlab && !lastOfAll {

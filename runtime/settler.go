@@ -26,6 +26,8 @@ type settlementState struct {
 	unsure bool
 	// plain: the text was replaced already.
 	plain bool
+	// part, if any, is done when the settlement has ended, written or not.
+	part *countdown
 	// busy counts the answers "busy", since is when the settlement was first tried, again when it is to be next.
 	busy         int
 	since, again time.Duration
@@ -282,6 +284,9 @@ func (s *session) finishSettlement(st *Settlement) {
 		}
 	}
 	s.ended(st.Lease)
+	if st.state.part != nil {
+		st.state.part.done()
+	}
 }
 
 func (s *session) callSettled(hook func(Delivery, Outcome), d Delivery, o Outcome) {
