@@ -164,14 +164,14 @@ func wantRuns(w *testservers.Worker, want, attempt int) error {
 }
 
 // A message that kills every process that touches it is a dead letter after its attempts, and its neighbours are handled.
-// The workers lease one message at a time, and what they did is settled when it comes to the deadly one: whatever a
-// process holds when it dies has spent an attempt, too.
+// It dies with everything its process holds: what runs beside it, what waits, and what is handled and not settled yet.
+// None of that is taken along to the dead letters.
 func TestInbox_S10_C2_7_MessageThatKillsItsWorkers(t *testing.T) {
 	t.Parallel()
-	const total, attempts = 40, 3
+	const total, attempts = 300, 3
 	pg := migrated(t, testservers.Postgres(t))
 	publishNumbers(t, openInbox(t, pg.DSN()), numbersPolicy(time.Minute), poison-total/2, poison+total/2)
-	crew := testservers.StartCrew(t, 2, "numbers", envDSN+"="+pg.DSN(), envLease+"=1s", envAttempts+"=3", envConcurrency+"=1")
+	crew := testservers.StartCrew(t, 2, "numbers", envDSN+"="+pg.DSN(), envLease+"=1s", envAttempts+"=3")
 	died := 0
 	eventually(t, 60*time.Second, "all messages have ended", func() error {
 		died += crew.Replace(t)

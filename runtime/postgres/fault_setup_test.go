@@ -327,12 +327,7 @@ func numbersWorker(ctx context.Context) error {
 		}
 		handle = poisoned
 	}
-	lookAhead := leasebus.DefaultLookAhead
-	if concurrency == 1 {
-		lookAhead = 0 // one at a time, really
-	}
-	p, err := newProcessor(inbox, policy, handle, leasebus.WithLookAhead(lookAhead),
-		leasebus.WithConcurrency(concurrency), leasebus.WithOwner(os.Getenv(envOwner)))
+	p, err := newProcessor(inbox, policy, handle, leasebus.WithConcurrency(concurrency), leasebus.WithOwner(os.Getenv(envOwner)))
 	if err != nil {
 		return err
 	}
@@ -364,10 +359,9 @@ func workerHandler(work string, tell bool) numberHandler {
 	}
 }
 
-// poisoned kills the process for one number, when what it did before has been settled.
+// poisoned kills the process for one number, in the middle of all that the process has in hand.
 func poisoned(_ context.Context, n int64, _ leasebus.Delivery) error {
 	if n == poison {
-		time.Sleep(500 * time.Millisecond)
 		os.Exit(1)
 	}
 	return nil
