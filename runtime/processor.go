@@ -108,7 +108,8 @@ func WithConcurrency(n int) ProcessorOption {
 }
 
 // WithLookAhead caps how many messages a queue may hold leased beyond its free slots. The actual number follows what
-// the handlers finish in the time of a few round trips. Default [DefaultLookAhead]; 0 = free slots only.
+// the handlers finish in the time of a few round trips. Default [DefaultLookAhead]; 0 = free slots only, as it always is
+// for messages with a single attempt.
 func WithLookAhead(n int) ProcessorOption {
 	return processorOptionFunc(func(o *processorOptions) { o.lookAhead = int64(n) })
 }

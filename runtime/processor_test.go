@@ -841,6 +841,31 @@ func TestLookAhead_S2_slow_handlers_hoard_nothing(t *testing.T) {
 	})
 }
 
+func TestLookAhead_S2_S10_none_for_messages_with_one_attempt(t *testing.T) {
+	bubble(t, func(r *rig) {
+		r.policy.Retry = leasebus.NoRetry()
+		r.handler = func(_ context.Context, text string) error {
+			if text == "slow" {
+				time.Sleep(time.Minute)
+			}
+			time.Sleep(time.Millisecond) // fast enough to look ahead for
+			return nil
+		}
+		texts := make([]string, 3000)
+		for i := 2000; i < len(texts); i++ {
+			texts[i] = "slow"
+		}
+		r.publish(texts...)
+		r.start(leasebus.WithConcurrency(4))
+		r.wait(30 * time.Second)
+		if got := r.stats(); got.Processing != 4 || got.Completed != 2000 {
+			t.Errorf("%d leased for 4 workers, %d completed", got.Processing, got.Completed)
+		}
+		_ = r.leftBy(4, 0)
+		r.wait(time.Hour)
+	})
+}
+
 func TestLookAhead_S2_0_is_free_slots_only(t *testing.T) {
 	bubble(t, func(r *rig) {
 		var most atomic.Int64

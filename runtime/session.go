@@ -331,6 +331,9 @@ func (s *session) observe(roundTrip time.Duration) {
 	window := min(max(3*roundTrip, minLookAheadWindow), maxLookAheadWindow)
 	target := int64(float64(finished-s.sampled) * float64(window) / float64(elapsed))
 	target = min(target, s.p.options.lookAhead)
+	if s.queue.policy.Retry.MaxAttempts == 1 {
+		target = 0 // a crash spends the attempt of all that is leased: with only one, nothing is leased before its turn
+	}
 	if before := s.lookAhead.Load(); target < before {
 		target = before - (before-target+7)/8
 	}
