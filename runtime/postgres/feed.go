@@ -161,11 +161,51 @@ func (f *feed) Lease(ctx context.Context, dst []leasebus.Lease) (int, error) {
 	f.giveBack(ctx, time.Now())
 	f.hungry.Store(false)
 	from, was := f.place.claimFrom(time.Now(), f.in.keeper.deaf())
-	owner := f.owner + f.claims.Add(1)
-	var c claim
 	bound, cancel := context.WithTimeout(ctx, f.claimBound())
 	defer cancel()
-	err := f.in.caller.call(bound, f.in.claims, func(b *pgx.Batch) {
+	c, err := f.claim(bound, dst, from)
+	if err != nil && c.n == 0 {
+		f.hungry.Store(true)
+		return 0, f.failed("lease from", err)
+	}
+	if c.n > 0 {
+		f.place.advance(was, c.top, c.n == len(dst))
+	}
+	if c.n < len(dst) {
+		f.hungry.Store(true)
+	}
+	if err != nil { // of one half: there may be more
+		f.wake()
+	}
+	return c.n, nil
+}
+
+// splitFrom is how large a claim is whose halves are made at the same time, on two connections: claiming is what takes a
+// full queue longest, and one session of the server uses one processor.
+const splitFrom = 200
+
+// claim fills dst from a position on, sorted. With an error, what was claimed all the same is there.
+func (f *feed) claim(ctx context.Context, dst []leasebus.Lease, from int64) (claim, error) {
+	if len(dst) < splitFrom || f.in.options.connections/4 < 2 {
+		c, err := f.claimOnce(ctx, dst, from)
+		c.sort()
+		return c, err
+	}
+	half := len(dst) / 2 //nolint:mnd // a half
+	var second claim
+	var secondErr error
+	var other sync.WaitGroup
+	other.Go(func() { second, secondErr = f.claimOnce(ctx, dst[half:], from) })
+	first, err := f.claimOnce(ctx, dst[:half], from)
+	other.Wait()
+	first.join(&second, dst)
+	return first, errors.Join(err, secondErr)
+}
+
+func (f *feed) claimOnce(ctx context.Context, dst []leasebus.Lease, from int64) (claim, error) {
+	owner := f.owner + f.claims.Add(1)
+	var c claim
+	err := f.in.caller.call(ctx, f.in.claims, func(b *pgx.Batch) {
 		b.Queue(pinSQL)
 		b.Queue(f.in.sql.claim, f.queue, len(dst), owner, f.duration, from)
 	}, func(results pgx.BatchResults) error {
@@ -180,17 +220,9 @@ func (f *feed) Lease(ctx context.Context, dst []leasebus.Lease) (int, error) {
 		if !undone(err) {
 			f.lost.add(lostClaim{owner: owner, from: from, until: time.Now().Add(f.sub.Policy.Lease.Duration)})
 		}
-		f.hungry.Store(true)
-		return 0, f.failed("lease from", err)
+		return claim{feed: f, dst: dst}, err
 	}
-	c.sort()
-	if c.n > 0 {
-		f.place.advance(was, c.top, c.n == len(dst))
-	}
-	if c.n < len(dst) {
-		f.hungry.Store(true)
-	}
-	return c.n, nil
+	return c, nil
 }
 
 // A claim that takes longer than the leases that it brings is of no use; on a connection that has gone silent it would
@@ -265,26 +297,44 @@ func (c *claim) remember(l *leasebus.Lease, state []byte, firstDue instant) inst
 
 // sort brings the leases into the order of their positions: the server answers in the order in which they lie.
 func (c *claim) sort() {
-	if !c.unsorted {
-		return
+	if c.unsorted {
+		all := appendExported(nil, c.dst[:c.n])
+		slices.SortFunc(all, func(a, b exported) int { return compare(a.ref.N, b.ref.N) })
+		setExported(c.dst, all)
 	}
-	// A lease is not to be copied as a whole: the engine's part of it is none of ours.
-	type exported struct {
-		leasebus.Envelope
-		attempt, interruptions int
-		generation             int64
-		age                    time.Duration
-		crashed                bool
-		ref                    leasebus.Ref
-	}
-	all := make([]exported, c.n)
-	for i := range all {
-		l := &c.dst[i]
-		all[i] = exported{l.Envelope, l.Attempt, l.Interruptions, l.Generation, l.Age, l.Crashed, l.Ref}
-	}
+}
+
+// join puts the leases of both into dst, of which they have a part each.
+func (c *claim) join(other *claim, dst []leasebus.Lease) {
+	all := make([]exported, 0, c.n+other.n)
+	all = appendExported(appendExported(all, c.dst[:c.n]), other.dst[:other.n])
 	slices.SortFunc(all, func(a, b exported) int { return compare(a.ref.N, b.ref.N) })
+	clear(other.dst[:other.n])
+	setExported(dst, all)
+	c.dst, c.n, c.top = dst, len(all), max(c.top, other.top)
+}
+
+// exported is a lease without the engine's part of it, which is not to be copied.
+type exported struct {
+	leasebus.Envelope
+	attempt, interruptions int
+	generation             int64
+	age                    time.Duration
+	crashed                bool
+	ref                    leasebus.Ref
+}
+
+func appendExported(all []exported, leases []leasebus.Lease) []exported {
+	for i := range leases {
+		l := &leases[i]
+		all = append(all, exported{l.Envelope, l.Attempt, l.Interruptions, l.Generation, l.Age, l.Crashed, l.Ref})
+	}
+	return all
+}
+
+func setExported(leases []leasebus.Lease, all []exported) {
 	for i := range all {
-		l, e := &c.dst[i], &all[i]
+		l, e := &leases[i], &all[i]
 		l.Envelope, l.Attempt, l.Interruptions, l.Generation = e.Envelope, e.attempt, e.interruptions, e.generation
 		l.Age, l.Crashed, l.Ref = e.age, e.crashed, e.ref
 	}

@@ -573,3 +573,42 @@ func TestCompleteTx_OutsideAHandler(t *testing.T) {
 		t.Error("no error")
 	}
 }
+
+// A large claim is made of two at the same time; what comes of them is one batch, in order, each message once.
+func TestLease_S1_S2_LargeBatchesKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	pg := migrated(t, testservers.Postgres(t))
+	inbox := openInbox(t, pg.DSN())
+	out := make([]leasebus.Outgoing, 2300)
+	for i := range out {
+		out[i] = order(fmt.Sprint(i))
+	}
+	send(t, inbox, out...)
+	c := subscribe(t, inbox, ordersPolicy())
+	next := 0
+	for _, size := range []int{500, 201, 199, 1000, 1, 900} {
+		dst := make([]leasebus.Lease, size)
+		n, err := c.Lease(t.Context(), dst)
+		if err != nil || n != min(size, len(out)-next) {
+			t.Fatalf("leased %d of %d, %v", n, size, err)
+		}
+		seen := make(map[leasebus.ID]bool)
+		for i := range n {
+			if i > 0 && dst[i].Ref.N <= dst[i-1].Ref.N {
+				t.Fatalf("lease %d of %d is before the one in front of it", i, size)
+			}
+			seen[dst[i].ID] = true
+		}
+		for i := range n {
+			if !seen[out[next+i].ID] {
+				t.Fatalf("batch of %d: message %d is not in it", size, next+i)
+			}
+		}
+		for i := n; i < size; i++ {
+			if dst[i].ID != (leasebus.ID{}) || dst[i].Payload != nil {
+				t.Fatalf("something is left at %d, behind the %d that were leased", i, n)
+			}
+		}
+		next += n
+	}
+}
