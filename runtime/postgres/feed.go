@@ -191,7 +191,7 @@ func (f *feed) claim(ctx context.Context, dst []leasebus.Lease, from int64) (cla
 		c.sort()
 		return c, err
 	}
-	half := len(dst) / 2 //nolint:mnd // a half
+	half := len(dst) / 2
 	var second claim
 	var secondErr error
 	var other sync.WaitGroup
