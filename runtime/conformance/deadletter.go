@@ -8,7 +8,7 @@ import (
 )
 
 var deadLetterCases = []testCase{
-	{name: "S29_C6_1_dead_letter_keeps_everything", needs: operate, run: deadLetterKeepsEverything},
+	{name: "S27_S29_C6_1_dead_letter_keeps_everything", needs: operate, run: deadLetterKeepsEverything},
 	{name: "S29_dead_letter_keeps_the_message", run: deadLetterKeepsTheMessage},
 	{name: "S29_C4_8_history_is_bounded_and_keeps_the_newest", needs: operate, run: historyIsBounded},
 	{name: "S28_routes_are_labels_of_one_queue", needs: operate, run: routesAreLabels},

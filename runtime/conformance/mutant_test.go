@@ -87,7 +87,7 @@ var mutants = map[string]struct {
 		if s.Kind == leasebus.SettleRetry {
 			s.Failure = nil
 		}
-	}), "S29_C6_1_dead_letter_keeps_everything"},
+	}), "S27_S29_C6_1_dead_letter_keeps_everything"},
 	"nobody is woken": {
 		func(m *mutant) { m.subscribe = func(s *leasebus.Subscription) { s.Wake = func() {} } },
 		"S9_publish_wakes_a_hungry_feed",

@@ -78,7 +78,7 @@ func TestMigrations_RunByAnotherTool(t *testing.T) {
 	}
 }
 
-func TestValidate_NamesWhatDiffers(t *testing.T) {
+func TestValidate_S61_NamesWhatDiffers(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		change string
@@ -138,7 +138,7 @@ func TestValidate_KnowsEverything(t *testing.T) {
 	}
 }
 
-func TestNewInbox_BadInput(t *testing.T) {
+func TestNewInbox_S8_BadInput(t *testing.T) {
 	t.Parallel()
 	pg := testservers.Postgres(t)
 	const secret = "hunter2"

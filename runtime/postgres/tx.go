@@ -188,6 +188,7 @@ const (
 // whether or not the error is looked at. If the transaction does not commit, the message is retried.
 //
 // The transaction holds the message's row until it ends. In repeatable read and serializable, begin it with [BeginTx].
+// Do not call it inside a savepoint: rolling back to that takes the refusal away, too.
 func CompleteTx(ctx context.Context, tx pgx.Tx) error {
 	return completeTx(ctx, func(statement string, args []any) error {
 		_, err := tx.Exec(ctx, statement, args...)
