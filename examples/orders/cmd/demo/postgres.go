@@ -24,7 +24,7 @@ const (
 )
 
 // openPostgres makes an inbox in a schema of its own, and drops it when the story is over.
-func openPostgres(ctx context.Context) (backend, func(), error) {
+func openPostgres(ctx context.Context) (backend, func(), error) { //nolint:ireturn // as every opener
 	dsn := os.Getenv(postgresEnv)
 	if dsn == "" {
 		dsn = defaultPostgres
@@ -40,17 +40,18 @@ func openPostgres(ctx context.Context) (backend, func(), error) {
 	}
 	inbox, err := postgres.NewInbox(ctx, pool, postgres.WithSchema(schema))
 	if err != nil {
-		dropSchema(pool, schema)
+		dropSchema(context.WithoutCancel(ctx), pool, schema)
 		return nil, nil, err
 	}
 	return inbox, func() {
 		_ = inbox.Close() // the account is drawn up, nothing can be lost any more
-		dropSchema(pool, schema)
+		dropSchema(context.WithoutCancel(ctx), pool, schema)
 	}, nil
 }
 
-func dropSchema(pool *pgxpool.Pool, schema string) {
-	ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
+// dropSchema is given a context that does not end when the demo is interrupted.
+func dropSchema(ctx context.Context, pool *pgxpool.Pool, schema string) {
+	ctx, cancel := context.WithTimeout(ctx, dropTimeout)
 	defer cancel()
 	if _, err := pool.Exec(ctx, "DROP SCHEMA "+pgx.Identifier{schema}.Sanitize()+" CASCADE"); err != nil {
 		fmt.Fprintf(os.Stderr, "demo: the schema %s is left behind: %v\n", schema, err)
