@@ -12,8 +12,11 @@ const (
 	suspectFrom = 3
 	// maxSuspects is how many suspects a processor holds at most.
 	maxSuspects = 64
-	// suspectDelay is how long the other suspects are put off.
+	// suspectDelay is how long the other suspects are put off at least; else for as long as one has run already: each time
+	// they are leased, a crash before they are put off again would charge them.
 	suspectDelay = 250 * time.Millisecond
+	// suspectPause is how long nothing is leased after a suspect was admitted: most killers do it at once.
+	suspectPause = time.Second
 )
 
 // quarantine keeps a message that kills its process from taking others to the dead letters with it: whatever a dying
@@ -25,7 +28,10 @@ const (
 type quarantine struct {
 	mu    sync.Mutex
 	held  int
-	limit int // of the strictest suspect that is held
+	limit int           // of the strictest suspect that is held
+	first time.Time     // when the first of the present group was admitted
+	last  time.Time     // when the last one was
+	clear chan struct{} // closed when none is held any more
 }
 
 // groupOf is how many suspects may be held together with l; 0 = l is none.
@@ -52,6 +58,10 @@ func (q *quarantine) admit(group int) bool {
 	if q.held >= limit {
 		return false
 	}
+	q.last = time.Now()
+	if q.held == 0 {
+		q.first, q.clear = q.last, make(chan struct{})
+	}
 	q.held++
 	q.limit = limit
 	return true
@@ -61,6 +71,37 @@ func (q *quarantine) leave() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.held--
+	if q.held == 0 {
+		close(q.clear)
+	}
+}
+
+// delay is for a suspect that cannot be admitted now.
+func (q *quarantine) delay() time.Duration {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return max(suspectDelay, time.Since(q.first))
+}
+
+// calm waits until nobody has been admitted for a moment, or none is held.
+func (q *quarantine) calm(stop <-chan struct{}) {
+	for {
+		q.mu.Lock()
+		held, clear, rest := q.held, q.clear, suspectPause-time.Since(q.last)
+		q.mu.Unlock()
+		if held == 0 || rest <= 0 {
+			return
+		}
+		timer := time.NewTimer(rest)
+		select {
+		case <-clear:
+		case <-timer.C:
+		case <-stop:
+			timer.Stop()
+			return
+		}
+		timer.Stop()
+	}
 }
 
 // quarantine sorts out suspects. Those that must wait are put off, their attempt given back; the others start only when
@@ -86,7 +127,7 @@ func (s *session) quarantine(leases []Lease) []*Lease {
 	rest := &countdown{then: func() { s.dispatch(admitted) }}
 	rest.left.Store(int64(len(putOff)))
 	for _, l := range putOff {
-		if !s.giveBack(l, Settlement{Kind: SettleDefer, Delay: suspectDelay, state: settlementState{part: rest}}) {
+		if !s.giveBack(l, Settlement{Kind: SettleDefer, Delay: s.p.suspects.delay(), state: settlementState{part: rest}}) {
 			rest.done() // lost already
 		}
 	}

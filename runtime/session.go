@@ -221,6 +221,7 @@ func (s *session) leaseLoop() {
 
 // lease asks for up to want leases and hands them to the workers.
 func (s *session) lease(want int) (int, error) {
+	s.p.suspects.calm(s.stopped)
 	if !s.beginLeasing() {
 		return 0, ErrFeedStopped
 	}

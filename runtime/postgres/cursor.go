@@ -18,6 +18,8 @@ type cursor struct {
 
 	mu   sync.Mutex
 	next int64
+	// heard is the lowest position that arrived since the last claim began, which may not have seen it. 0 = none did.
+	heard int64
 
 	// low is the low-water mark: no message lies below it.
 	low int64
@@ -45,6 +47,7 @@ const (
 func (c *cursor) claimFrom(now time.Time, deaf bool) (from, was int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.heard = 0
 	switch {
 	case !now.Before(c.sweepAt):
 		return c.sweep(now), c.next
@@ -84,12 +87,14 @@ func (c *cursor) sweepSoon(whole bool) {
 func (c *cursor) advance(was, top int64, full bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.next != was {
+	switch {
+	case c.next != was:
 		c.next = min(c.next, top+1)
-		return
-	}
-	if full || top+1 > c.next {
+	case full || top+1 > c.next:
 		c.next = top + 1
+	}
+	if c.heard != 0 {
+		c.next = min(c.next, c.heard)
 	}
 }
 
@@ -98,6 +103,9 @@ func (c *cursor) arrived(pos int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.next = min(c.next, pos)
+	if c.heard == 0 || pos < c.heard {
+		c.heard = pos
+	}
 }
 
 // lowMark returns the low-water mark and whether a sweep is due.

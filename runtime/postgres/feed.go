@@ -33,17 +33,24 @@ const (
  SELECT $1::int, min(pos), NULL::bigint FROM i HAVING count(*) > 0`
 
 	// renewSQL answers 1 for a lease that was renewed and, only if some were not, 2 for every one that is this owner's.
-	renewSQL = fencedSQL + `, k AS MATERIALIZED (SELECT m.queue, m.pos FROM u JOIN {ready} m ON ` + heldSQL + ` ORDER BY m.pos FOR UPDATE OF m SKIP LOCKED),
- r AS (UPDATE {ready} m SET visible_at = statement_timestamp() + make_interval(secs => $5) FROM k
- WHERE m.queue = k.queue AND m.pos = k.pos RETURNING m.pos, m.generation)
- SELECT 1, pos, generation FROM r
- UNION ALL SELECT 2, m.pos, m.generation FROM u JOIN {ready} m ON ` + heldSQL + ` WHERE (SELECT count(*) FROM r) < (SELECT count(*) FROM u)`
+	renewSQL = `WITH ` + fencedSQL + `, ` + lockedSQL + `,
+ d AS (UPDATE {ready} m SET visible_at = statement_timestamp() + make_interval(secs => $5) WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM k)) RETURNING m.pos, m.generation)
+ SELECT 1, pos, generation FROM d UNION ALL ` + restSQL
 
-	// fencedSQL are the leases that a statement is about. The queue is a column of theirs, behind the fence that a
-	// materialized part is to the planner: knowing it as a constant, with statistics from when the queue was empty, it
-	// would read the whole queue and look up the leases, instead of the other way round.
-	fencedSQL = `WITH u AS MATERIALIZED (SELECT $1::int AS queue, u.* FROM unnest($2::bigint[], $3::int[], $4::bigint[]) AS u(pos, generation, owner))`
-	heldSQL   = `m.queue = u.queue AND m.pos = u.pos AND m.lease_owner = u.owner AND m.generation = u.generation`
+	// fencedSQL are the leases that a statement is about: queue $1, positions $2 in their order, generations, owners.
+	fencedSQL = `u AS (SELECT * FROM unnest($2::bigint[], $3::int[], $4::bigint[]) AS u(pos, generation, owner))`
+
+	// heldSQL finds the row of the lease u, and nothing else. It stands in a lateral subquery that the planner cannot
+	// dissolve, and the rows are then taken by their address: joined in any other way, or by pos = ANY, the planner would
+	// read the whole queue and look up the leases, if its statistics are from when the queue was empty. A row that moved
+	// meanwhile is not found at its address; it is answered as this owner's, which means busy, and tried again.
+	heldSQL = `FROM {ready} r WHERE r.queue = $1 AND r.pos = u.pos AND r.lease_owner = u.owner AND r.generation = u.generation`
+
+	// lockedSQL locks the rows in the order of their positions, leaving out those that another transaction has.
+	lockedSQL = `k AS MATERIALIZED (SELECT x.ctid FROM u, LATERAL (SELECT r.ctid ` + heldSQL + ` FOR UPDATE SKIP LOCKED) x)`
+
+	// restSQL answers 2 for every lease that is this owner's, if not all are done.
+	restSQL = `SELECT 2, u.pos, u.generation FROM u, LATERAL (SELECT 1 ` + heldSQL + ` OFFSET 0) x WHERE (SELECT count(*) FROM d) < cardinality($2::bigint[])`
 )
 
 const (

@@ -15,13 +15,25 @@ import (
 func TestPlans_StatisticsOfAnEmptyQueue(t *testing.T) {
 	t.Parallel()
 	const standing, worked = 20_000, 20
-	for _, mode := range []string{"cache_statement", "exec"} {
-		t.Run(mode, func(t *testing.T) {
+	analyzed := []string{`INSERT INTO leasebus.ready (queue, id, type, payload) VALUES (1000, gen_random_uuid(), 't', '')`, `ANALYZE leasebus.ready`}
+	// The table keeps its pages, so that the planner takes their number times nothing for the number of rows.
+	vacuumed := []string{
+		`INSERT INTO leasebus.ready (queue, id, type, payload) SELECT 1000, gen_random_uuid(), 't', '' FROM generate_series(1, 1000)`,
+		`DELETE FROM leasebus.ready`, `VACUUM leasebus.ready`, `VACUUM ANALYZE leasebus.ready`,
+	}
+	for _, tt := range []struct {
+		mode       string
+		statistics []string
+	}{{"cache_statement", analyzed}, {"exec", analyzed}, {"cache_statement", vacuumed}, {"exec", vacuumed}} {
+		mode := tt.mode
+		t.Run(fmt.Sprintf("%s %d", mode, len(tt.statistics)), func(t *testing.T) {
 			t.Parallel()
 			pg := migrated(t, testservers.Postgres(t))
 			pg.Exec(t, `ALTER TABLE leasebus.ready SET (autovacuum_enabled = off)`)
-			pg.Exec(t, `INSERT INTO leasebus.ready (queue, id, type, payload) VALUES (1000, gen_random_uuid(), 't', '')`)
-			pg.Exec(t, `ANALYZE leasebus.ready`)
+			for _, statement := range tt.statistics {
+				pg.Exec(t, statement)
+			}
+			before := testservers.Value[int64](t, pg, `SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'ready'`)
 			inbox := openInbox(t, pg.DSN("default_query_exec_mode="+mode), postgres.WithSweep(time.Hour))
 			c := subscribe(t, inbox, ordersPolicy())
 			batch := make([]leasebus.Outgoing, 1000)
@@ -52,8 +64,8 @@ func TestPlans_StatisticsOfAnEmptyQueue(t *testing.T) {
 			eventually(t, 20*time.Second, "the sessions have ended", func() error { return sessionsEnded(t, pg) })
 			read := testservers.Value[int64](t, pg, `SELECT coalesce(sum(idx_tup_read), 0)::bigint FROM pg_stat_user_indexes WHERE relname = 'ready'`)
 			scanned := testservers.Value[int64](t, pg, `SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'ready'`)
-			if most := int64(standing / 2); read < worked || read > most || scanned > 10 {
-				t.Errorf("%d index entries were read, and %d rows by scans; want a few for each of %d messages, at most %d, and 0", read, scanned, 8*worked, most)
+			if most := int64(standing / 2); read < worked || read > most || scanned-before > 10 {
+				t.Errorf("%d index entries were read, and %d rows by scans; want a few for each of %d messages, at most %d, and 0", read, scanned-before, 8*worked, most)
 			}
 		})
 	}

@@ -12,26 +12,29 @@ import (
 )
 
 const (
-	// completeSQL waits for a renewal that is under way, within lock_timeout. Locking goes by position, as everywhere.
-	completeSQL = fencedSQL + ` DELETE FROM {ready} m USING u WHERE ` + heldSQL + ` RETURNING 1, m.pos, m.generation`
+	// completeSQL waits for a renewal that is under way, within lock_timeout. What it waited for is checked again: a row's
+	// lease is found by binary search then.
+	completeSQL = `WITH ` + fencedSQL + `,
+ d AS (DELETE FROM {ready} m WHERE m.ctid = ANY(ARRAY(SELECT x.ctid FROM u, LATERAL (SELECT r.ctid ` + heldSQL + ` OFFSET 0) x))
+ AND m.lease_owner = ($4::bigint[])[width_bucket(m.pos, $2::bigint[])] AND m.generation = ($3::int[])[width_bucket(m.pos, $2::bigint[])]
+ RETURNING m.pos, m.generation)
+ SELECT 1, pos, generation FROM d UNION ALL ` + restSQL
 
-	// completeBusySQL leaves out what is locked and, if that was anything, answers which leases are this owner's: 2 for
-	// one that was not answered by 1 means busy.
-	completeBusySQL = fencedSQL + `, k AS MATERIALIZED (SELECT m.queue, m.pos FROM u JOIN {ready} m ON ` + heldSQL + ` ORDER BY m.pos FOR UPDATE OF m SKIP LOCKED),
- d AS (DELETE FROM {ready} m USING k WHERE m.queue = k.queue AND m.pos = k.pos RETURNING m.pos, m.generation)
- SELECT 1, pos, generation FROM d
- UNION ALL SELECT 2, m.pos, m.generation FROM u JOIN {ready} m ON ` + heldSQL + ` WHERE (SELECT count(*) FROM d) < (SELECT count(*) FROM u)`
+	// completeBusySQL leaves out what is locked.
+	completeBusySQL = `WITH ` + fencedSQL + `, ` + lockedSQL + `,
+ d AS (DELETE FROM {ready} m WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM k)) RETURNING m.pos, m.generation)
+ SELECT 1, pos, generation FROM d UNION ALL ` + restSQL
 
 	// moveSQL ends leases by taking their messages elsewhere: one statement, so that nothing is lost between. It leaves
 	// out what is locked, as completeBusySQL does. The database writes the time of a failure behind the state (stamp).
-	moveSQL = `WITH u AS MATERIALIZED (SELECT $1::int AS queue, u.* FROM unnest($2::bigint[], $3::int[], $4::bigint[], $5::int[], $6::bigint[], $7::int[],
+	moveSQL = `WITH u AS (SELECT * FROM unnest($2::bigint[], $3::int[], $4::bigint[], $5::int[], $6::bigint[], $7::int[],
  $8::bytea[], $9::bool[], $10::text[], $11::text[], $12::text[], $13::text[], $14::int[])
- AS u(pos, generation, owner, route, delay, refund, state, stamp, dead_letter_queue, reason, error, error_type, attempts)),
- k AS MATERIALIZED (SELECT m.queue AS from_queue, m.pos, u.route, u.delay, u.refund, u.stamp, u.dead_letter_queue, u.reason, u.error, u.error_type, u.attempts,
+ AS u(pos, generation, owner, route, delay, refund, state, stamp, dead_letter_queue, reason, error, error_type, attempts)), ` + lockedSQL + `,
+ taken AS (DELETE FROM {ready} m WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM k))
+ RETURNING m.pos, m.first_due, m.id, m.queue, m.generation, m.attempt, m.type, m.headers, m.payload),
+ d AS MATERIALIZED (SELECT taken.*, u.route, u.delay, u.refund, u.dead_letter_queue, u.reason, u.error, u.error_type, u.attempts,
  CASE WHEN u.stamp THEN u.state || timestamptz_send(statement_timestamp()) ELSE u.state END AS past
- FROM u JOIN {ready} m ON ` + heldSQL + ` ORDER BY m.pos FOR UPDATE OF m SKIP LOCKED),
- d AS (DELETE FROM {ready} m USING k WHERE m.queue = k.from_queue AND m.pos = k.pos
- RETURNING m.first_due, m.id, m.queue, m.generation, m.attempt, m.type, m.headers, m.payload, k.*),
+ FROM taken JOIN u ON u.pos = taken.pos AND u.generation = taken.generation),
  ready AS (INSERT INTO {ready} (first_due, id, queue, generation, attempt, type, headers, state, payload)
  SELECT first_due, id, queue, generation, attempt - refund, type, headers, past, payload FROM d WHERE route = 1 ORDER BY pos RETURNING pos),
  delayed AS (INSERT INTO {schema}.delayed (due_at, first_due, id, queue, generation, attempt, type, headers, state, payload)
@@ -44,14 +47,14 @@ const (
  history AS (INSERT INTO {schema}.history (first_due, id, queue, generation, attempts, type, owner, headers, state, payload)
  SELECT first_due, id, queue, generation, attempt, type, $15, headers, past, payload FROM d WHERE route = 4 ORDER BY pos)
  SELECT 1, pos, generation FROM d
- UNION ALL SELECT 2, m.pos, m.generation FROM u JOIN {ready} m ON ` + heldSQL + ` WHERE (SELECT count(*) FROM d) < (SELECT count(*) FROM u)
+ UNION ALL ` + restSQL + `
  UNION ALL SELECT 3, min(pos), 0 FROM ready HAVING count(*) > 0`
 
 	// verifySQL answers for the rows that are there: 1 = mine, 2 = mine and locked, 0 = another's.
-	verifySQL = fencedSQL + `, k AS MATERIALIZED (SELECT m.pos FROM u JOIN {ready} m ON ` + heldSQL + ` ORDER BY m.pos FOR UPDATE OF m SKIP LOCKED)
+	verifySQL = `WITH ` + fencedSQL + `, ` + lockedSQL + `
  SELECT CASE WHEN m.lease_owner IS DISTINCT FROM u.owner OR m.generation <> u.generation THEN 0
- WHEN m.pos IN (SELECT pos FROM k) THEN 1 ELSE 2 END, m.pos, u.generation
- FROM u JOIN {ready} m ON m.queue = u.queue AND m.pos = u.pos`
+ WHEN m.ctid = ANY(ARRAY(SELECT ctid FROM k)) THEN 1 ELSE 2 END, u.pos, u.generation
+ FROM u, LATERAL (SELECT r.ctid, r.lease_owner, r.generation FROM {ready} r WHERE r.queue = $1 AND r.pos = u.pos OFFSET 0) m`
 )
 
 // Routes of moveSQL.

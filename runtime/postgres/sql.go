@@ -51,8 +51,7 @@ func (n names) render(statement, segment string) string {
 // it would choose a scan and a sort, and compile them. The settings end with the transaction.
 const (
 	pinSQL = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
- set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true),
- set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '30s', true)`
+ set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '30s', true)`
 	// pinSettleSQL lets no settlement wait long behind a row that another transaction has locked.
 	pinSettleSQL = pinSQL + `, set_config('lock_timeout', '50ms', true)`
 )
