@@ -90,6 +90,12 @@ func NewHeaders(m map[string]string) Headers {
 	return h
 }
 
+// oneHeader is NewHeaders of a single one.
+func oneHeader(name, value string) Headers {
+	encoded := make([]byte, 0, len(name)+len(value)+2*binary.MaxVarintLen16)
+	return Headers{appendHeader(encoded, name, value)}
+}
+
 // DecodeHeaders wraps what [Headers.Encoded] gave, without copying it.
 func DecodeHeaders(encoded []byte) (Headers, error) {
 	for rest := encoded; len(rest) > 0; {
@@ -205,28 +211,50 @@ func (h Headers) validate() error {
 	if len(h.encoded) > MaxHeadersBytes {
 		return &EnvelopeError{"headers", fmt.Sprintf("are %d bytes together; allowed are %d", len(h.encoded), MaxHeadersBytes)}
 	}
-	for name, value := range h.All() {
-		if name == "" {
+	for rest := h.encoded; len(rest) > 0; {
+		name, value, next, ok := cutHeader(rest)
+		switch {
+		case !ok:
+			return &EnvelopeError{"headers", "are damaged"}
+		case len(name) == 0:
 			return &EnvelopeError{"header", "has an empty name"}
 		}
-		if err := validateText("header name", name, MaxNameBytes); err != nil {
-			return err
+		if problem := problemOf(name, MaxNameBytes); problem != "" {
+			return &EnvelopeError{"header name", problem}
 		}
-		if err := validateText("header "+name, value, MaxHeaderBytes); err != nil {
-			return err
+		if problem := problemOf(value, MaxHeaderBytes); problem != "" {
+			return &EnvelopeError{"header " + string(name), problem}
 		}
+		rest = next
 	}
 	return nil
 }
 
 func validateText(part, value string, limit int) error {
-	switch {
-	case len(value) > limit:
-		return &EnvelopeError{part, fmt.Sprintf("is %d bytes; allowed are %d", len(value), limit)}
-	case strings.ContainsRune(value, 0):
-		return &EnvelopeError{part, fmt.Sprintf("holds a NUL at byte %d; none is allowed", strings.IndexByte(value, 0))}
-	case !utf8.ValidString(value):
-		return &EnvelopeError{part, "is not valid UTF-8"}
+	if problem := problemOf(value, limit); problem != "" {
+		return &EnvelopeError{part, problem}
 	}
 	return nil
+}
+
+// problemOf says what keeps a text from being stored as a name, a key or a header; "" = nothing.
+func problemOf[T string | []byte](text T, limit int) string {
+	if len(text) > limit {
+		return fmt.Sprintf("is %d bytes; allowed are %d", len(text), limit)
+	}
+	for i := range len(text) {
+		switch c := text[i]; {
+		case c == 0:
+			return fmt.Sprintf("holds a NUL at byte %d; none is allowed", i)
+		case c >= utf8.RuneSelf:
+			if s := string(text); !utf8.ValidString(s) {
+				return "is not valid UTF-8"
+			}
+			if nul := strings.IndexByte(string(text[i:]), 0); nul >= 0 {
+				return fmt.Sprintf("holds a NUL at byte %d; none is allowed", i+nul)
+			}
+			return ""
+		}
+	}
+	return ""
 }

@@ -197,7 +197,11 @@ func (o *publishOptions) headersFor(ctx context.Context) Headers {
 			}
 		}
 	}
-	o.header(HeaderCorrelation, firstNonEmpty(correlation, o.id.String()))
+	correlation = firstNonEmpty(correlation, o.id.String())
+	if len(o.headers) == 0 && causation == "" {
+		return oneHeader(HeaderCorrelation, correlation)
+	}
+	o.header(HeaderCorrelation, correlation)
 	if causation != "" {
 		o.header(HeaderCausation, causation)
 	}
