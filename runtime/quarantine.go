@@ -87,14 +87,14 @@ func (q *quarantine) delay() time.Duration {
 func (q *quarantine) calm(stop <-chan struct{}) {
 	for {
 		q.mu.Lock()
-		held, clear, rest := q.held, q.clear, suspectPause-time.Since(q.last)
+		held, cleared, rest := q.held, q.clear, suspectPause-time.Since(q.last)
 		q.mu.Unlock()
 		if held == 0 || rest <= 0 {
 			return
 		}
 		timer := time.NewTimer(rest)
 		select {
-		case <-clear:
+		case <-cleared:
 		case <-timer.C:
 		case <-stop:
 			timer.Stop()

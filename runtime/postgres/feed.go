@@ -34,7 +34,8 @@ const (
 
 	// renewSQL answers 1 for a lease that was renewed and, only if some were not, 2 for every one that is this owner's.
 	renewSQL = `WITH ` + fencedSQL + `, ` + lockedSQL + `,
- d AS (UPDATE {ready} m SET visible_at = statement_timestamp() + make_interval(secs => $5) WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM k)) RETURNING m.pos, m.generation)
+ d AS (UPDATE {ready} m SET visible_at = statement_timestamp() + make_interval(secs => $5) WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM k))
+ RETURNING m.pos, m.generation)
  SELECT 1, pos, generation FROM d UNION ALL ` + restSQL
 
 	// fencedSQL are the leases that a statement is about: queue $1, positions $2 in their order, generations, owners.
