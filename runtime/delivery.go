@@ -78,8 +78,8 @@ type run struct {
 	message proto.Message
 	ctx     handlerContext
 	state   atomic.Uint32
-	// leasedAt is when the lease was asked for, on the processor's monotonic clock, as validUntil.
-	leasedAt time.Duration
+	// arrivedAt is when the lease came, on the processor's monotonic clock.
+	arrivedAt time.Duration
 	// suspect: its last attempts crashed, and it counts in the processor's quarantine.
 	suspect bool
 	// replaced: the handler was abandoned and its worker's place is taken or gone.

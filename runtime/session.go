@@ -257,13 +257,13 @@ func (s *session) endLeasing() {
 
 // accept takes leases over from the backend.
 func (s *session) accept(leases []Lease, sent time.Duration) {
-	valid := sent + s.queue.policy.Lease.Duration
+	arrived, valid := s.p.now(), sent+s.queue.policy.Lease.Duration
 	block := &slab{leases: leases}
 	block.live.Store(int32(len(leases))) //nolint:gosec // at most leaseBatch
 	for i := range leases {
 		r := &leases[i].run
 		r.queue, r.session, r.slab = s.queue, s, block
-		r.leasedAt = sent
+		r.arrivedAt = arrived
 		r.ctx.base, r.ctx.lease = s.p.base, &leases[i]
 		r.validUntil.Store(int64(valid))
 	}

@@ -79,8 +79,9 @@ func (p *Processor) result(l *Lease, err error) attemptResult {
 	}
 }
 
-// age is the message's age on the store's clock: as it was when leased, plus what has passed here since.
-func (p *Processor) age(l *Lease) time.Duration { return l.Age + p.now() - l.run.leasedAt }
+// age is the message's age on the store's clock: as it was when leased, plus what has passed here since its arrival. It is
+// rather too little, by the way of the answer, than too much: nothing is given up too early.
+func (p *Processor) age(l *Lease) time.Duration { return l.Age + p.now() - l.run.arrivedAt }
 
 // conclude hands the settlement of a handler that has returned to the settler; false if it was abandoned before.
 func (p *Processor) conclude(l *Lease, st Settlement, err error) bool {

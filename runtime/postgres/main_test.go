@@ -26,10 +26,27 @@ func logTo(t testing.TB) postgres.Option {
 
 func TestContract(t *testing.T) {
 	pg := migrated(t, testservers.Postgres(t))
+	contract(t, pg.DSN())
+}
+
+// The same through a pooler: no session lasts, and notifications do not come.
+func TestContract_C9_5_C9_6_BehindPgBouncer(t *testing.T) {
+	pg := migrated(t, testservers.Postgres(t))
+	contract(t, testservers.PgBouncer(t, pg, "default_pool_size=20").DSN("default_query_exec_mode=exec"))
+}
+
+// The same where sessions begin their transactions as serializable.
+func TestContract_SerializableByDefault(t *testing.T) {
+	pg := migrated(t, testservers.Postgres(t))
+	contract(t, pg.DSN("default_transaction_isolation=serializable"))
+}
+
+func contract(t *testing.T, dsn string) {
+	t.Helper()
 	conformance.Run(t, conformance.Backend{
 		Open: func(t *testing.T) conformance.Store {
 			t.Helper()
-			return openInbox(t, pg.DSN(), logTo(t), postgres.WithConnections(4), postgres.WithSweep(100*time.Millisecond))
+			return openInbox(t, dsn, logTo(t), postgres.WithConnections(4), postgres.WithSweep(100*time.Millisecond))
 		},
 		Capabilities: conformance.Everything(),
 		Lease:        500 * time.Millisecond,
