@@ -71,8 +71,8 @@ func jitterStaysInRange(t *trial) {
 func tooOldIsExpired(t *trial) {
 	t.policy.Retry = leasebus.FixedRetry(1000, t.lease/4)
 	t.policy.Retry.Jitter, t.policy.Retry.GiveUpAfter = 0, t.lease
-	id := t.publish("failing")[0]
 	sent := time.Now()
+	id := t.publish("failing")[0]
 	w := t.work(func(context.Context, leasebus.Delivery, string) error { return errors.New("no") })
 	d := t.takeDeadLetters(1)[0]
 	t.notBefore("a message was too old", sent.Add(-clockSlack), t.lease)
