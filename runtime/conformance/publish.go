@@ -273,7 +273,9 @@ func messageForAnInstantWaits(t *trial) {
 	// On the store's clock, which is read off the time it gives to a message.
 	k := t.subscribe()
 	t.publish("what time is it")
-	at := k.takeOne().FirstDue.Add(2 * t.lease)
+	clock := k.takeOne()
+	k.settled(leasebus.Settlement{Lease: clock, Kind: leasebus.SettleComplete})
+	at := clock.FirstDue.Add(2 * t.lease)
 	later := t.outgoing("later")
 	later.At, later.Delay = at, 100*t.lease // At wins
 	sent := time.Now()
