@@ -407,6 +407,7 @@ func (p *Processor) Pause() {
 	for _, q := range p.queues {
 		p.dispatcher.pause(q)
 		if s := q.current.Swap(nil); s != nil {
+			s.halt()
 			p.helpers.Go(s.retire)
 		}
 	}

@@ -133,19 +133,20 @@ func (s *session) run() {
 	}
 }
 
-// stop ends leasing. What is leased already goes on. Safe to call twice.
-func (s *session) stop() {
+// halt ends leasing, as far as this side goes. What is leased already goes on.
+func (s *session) halt() {
 	s.mu.Lock()
-	first := !s.stopping
-	if first {
+	defer s.mu.Unlock()
+	if !s.stopping {
 		s.stopping = true
 		close(s.stopped)
 		s.noticeEmpty()
 	}
-	s.mu.Unlock()
-	if !first {
-		return
-	}
+}
+
+// stop ends leasing, and waits for the backend to hand back what it has buffered.
+func (s *session) stop() {
+	s.halt()
 	ctx, cancel := context.WithTimeout(s.ctx, feedStopBound)
 	defer cancel()
 	if err := s.feed.Stop(ctx); err != nil {
