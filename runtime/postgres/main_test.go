@@ -29,12 +29,6 @@ func TestContract(t *testing.T) {
 	contract(t, pg.DSN())
 }
 
-// The same through a pooler: no session lasts, and notifications do not come.
-func TestContract_C9_5_C9_6_BehindPgBouncer(t *testing.T) {
-	pg := migrated(t, testservers.Postgres(t))
-	contract(t, testservers.PgBouncer(t, pg, "default_pool_size=20").DSN("default_query_exec_mode=exec"))
-}
-
 // The same where sessions begin their transactions as serializable.
 func TestContract_SerializableByDefault(t *testing.T) {
 	pg := migrated(t, testservers.Postgres(t))
