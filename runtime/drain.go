@@ -210,11 +210,9 @@ func (s *session) unfinished() []*Lease {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var list []*Lease
-	for block := s.slabs.first; block != nil; block = block.next {
-		for i := range block.leases {
-			if l := &block.leases[i]; l.run.state.Load() <= stateInTx {
-				list = append(list, l)
-			}
+	for l := range s.slabs.leases() {
+		if l.run.state.Load() <= stateInTx {
+			list = append(list, l)
 		}
 	}
 	return list

@@ -48,20 +48,17 @@ func (s *session) heartbeatLoop() {
 func (s *session) renewable() (batch []Renewal, deadline time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for block := s.slabs.first; block != nil; block = block.next {
-		for i := range block.leases {
-			l := &block.leases[i]
-			if l.run.lost.Load() {
-				continue
+	for l := range s.slabs.leases() {
+		if l.run.lost.Load() {
+			continue
+		}
+		switch l.run.state.Load() {
+		case stateHeld, stateRunning, stateSettling:
+			end := time.Duration(l.run.validUntil.Load()) - s.queue.margin()
+			if len(batch) == 0 || end < deadline {
+				deadline = end
 			}
-			switch l.run.state.Load() {
-			case stateHeld, stateRunning, stateSettling:
-				end := time.Duration(l.run.validUntil.Load()) - s.queue.margin()
-				if len(batch) == 0 || end < deadline {
-					deadline = end
-				}
-				batch = append(batch, Renewal{Lease: l})
-			}
+			batch = append(batch, Renewal{Lease: l})
 		}
 	}
 	return batch, deadline
@@ -97,18 +94,15 @@ func (s *session) expire() (next int64, live bool) {
 	margin := int64(s.queue.margin())
 	var gone []*Lease
 	s.mu.Lock()
-	for block := s.slabs.first; block != nil; block = block.next {
-		for i := range block.leases {
-			l := &block.leases[i]
-			if state := l.run.state.Load(); (state != stateHeld && state != stateRunning) || l.run.lost.Load() {
-				continue
-			}
-			end := l.run.validUntil.Load() - margin
-			if end <= now {
-				gone = append(gone, l)
-			} else if !live || end < next {
-				next, live = end, true
-			}
+	for l := range s.slabs.leases() {
+		if state := l.run.state.Load(); (state != stateHeld && state != stateRunning) || l.run.lost.Load() {
+			continue
+		}
+		end := l.run.validUntil.Load() - margin
+		if end <= now {
+			gone = append(gone, l)
+		} else if !live || end < next {
+			next, live = end, true
 		}
 	}
 	s.mu.Unlock()

@@ -449,12 +449,17 @@ func (p *Processor) reopen(q *queue) {
 func (p *Processor) wanted(q *queue) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.lacks(q)
+}
+
+// lacks is wanted with the lock held.
+func (p *Processor) lacks(q *queue) bool {
 	return p.state == processorRunning && !p.paused && q.current.Load() == nil
 }
 
 func (p *Processor) install(q *queue, s *session) {
 	p.mu.Lock()
-	wanted := p.state == processorRunning && !p.paused && q.current.Load() == nil
+	wanted := p.lacks(q)
 	if wanted {
 		p.begin(q, s)
 	}

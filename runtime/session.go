@@ -3,6 +3,7 @@ package leasebus
 import (
 	"context"
 	"errors"
+	"iter"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,6 +82,19 @@ func (l *slabList) add(s *slab) {
 		l.last.next = s
 	}
 	l.last = s
+}
+
+// leases iterates over all leases of the slabs, ended ones too.
+func (l *slabList) leases() iter.Seq[*Lease] {
+	return func(yield func(*Lease) bool) {
+		for block := l.first; block != nil; block = block.next {
+			for i := range block.leases {
+				if !yield(&block.leases[i]) {
+					return
+				}
+			}
+		}
+	}
 }
 
 func (l *slabList) remove(s *slab) {
