@@ -263,46 +263,52 @@ const lockTries = 10
 // anything else, so that no heartbeat can change it behind the transaction's snapshot. The lease cannot pass to another
 // while the transaction lasts. If it has passed already, the error matches [leasebus.ErrLeaseLost].
 func BeginTx(ctx context.Context, db Beginner, options pgx.TxOptions) (pgx.Tx, error) {
-	lease, held, err := leaseAtHand(ctx, "begin a transaction")
-	if err != nil {
-		return nil, err
-	}
-	for try := 1; ; try++ {
-		tx, err := db.BeginTx(ctx, options)
-		if err != nil {
-			return nil, fmt.Errorf("postgres: begin a transaction for message %s: %w", lease.ID, err)
-		}
-		var pos int64
-		err = tx.QueryRow(ctx, held.feed.in.sql.lockTx, lockArgs(lease, held)...).Scan(&pos)
-		if err == nil {
-			return tx, nil
-		}
-		_ = tx.Rollback(context.WithoutCancel(ctx)) // the error that counts is there already
-		if again, err := lockFailed(lease, err, pgx.ErrNoRows); !again || try == lockTries {
-			return nil, err
-		}
-	}
+	return beginLocked(ctx, pgx.ErrNoRows, transactions[pgx.Tx]{
+		begin: func() (pgx.Tx, error) { return db.BeginTx(ctx, options) },
+		lock: func(tx pgx.Tx, statement string, args []any) error {
+			var pos int64
+			return tx.QueryRow(ctx, statement, args...).Scan(&pos)
+		},
+		rollback: func(tx pgx.Tx) { _ = tx.Rollback(context.WithoutCancel(ctx)) }, // the error that counts is there already
+	})
 }
 
 // BeginSQLTx is [BeginTx] for database/sql.
 func BeginSQLTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) (*sql.Tx, error) {
+	return beginLocked(ctx, sql.ErrNoRows, transactions[*sql.Tx]{
+		begin: func() (*sql.Tx, error) { return db.BeginTx(ctx, options) },
+		lock: func(tx *sql.Tx, statement string, args []any) error {
+			var pos int64
+			return tx.QueryRowContext(ctx, statement, args...).Scan(&pos)
+		},
+		rollback: func(tx *sql.Tx) { _ = tx.Rollback() }, // the error that counts is there already
+	})
+}
+
+// transactions are what the two libraries do each in its own way.
+type transactions[T any] struct {
+	begin    func() (T, error)
+	lock     func(tx T, statement string, args []any) error
+	rollback func(tx T)
+}
+
+// beginLocked begins a transaction that holds the row of the message at hand.
+func beginLocked[T any](ctx context.Context, noRows error, db transactions[T]) (none T, _ error) {
 	lease, held, err := leaseAtHand(ctx, "begin a transaction")
 	if err != nil {
-		return nil, err
+		return none, err
 	}
 	for try := 1; ; try++ {
-		tx, err := db.BeginTx(ctx, options)
+		tx, err := db.begin()
 		if err != nil {
-			return nil, fmt.Errorf("postgres: begin a transaction for message %s: %w", lease.ID, err)
+			return none, fmt.Errorf("postgres: begin a transaction for message %s: %w", lease.ID, err)
 		}
-		var pos int64
-		err = tx.QueryRowContext(ctx, held.feed.in.sql.lockTx, lockArgs(lease, held)...).Scan(&pos)
-		if err == nil {
+		if err = db.lock(tx, held.feed.in.sql.lockTx, lockArgs(lease, held)); err == nil {
 			return tx, nil
 		}
-		_ = tx.Rollback() // the error that counts is there already
-		if again, err := lockFailed(lease, err, sql.ErrNoRows); !again || try == lockTries {
-			return nil, err
+		db.rollback(tx)
+		if again, err := lockFailed(lease, err, noRows); !again || try == lockTries {
+			return none, err
 		}
 	}
 }
