@@ -23,8 +23,9 @@ help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: demo
-demo: ## Run the example service: publish, retry, dead-letter, requeue. BACKEND=postgres keeps its messages there.
-	$(if $(filter postgres,$(BACKEND)),$(GO) run ./internal/testservers/cmd/ready) $(GO) run ./examples/orders/cmd/demo
+demo: ## Run the example service: publish, retry, dead-letter, requeue. BACKEND=postgres or amqp keeps its messages there.
+	$(if $(filter postgres,$(BACKEND)),$(GO) run ./internal/testservers/cmd/ready postgres) \
+	$(if $(filter amqp,$(BACKEND)),$(GO) run ./internal/testservers/cmd/ready rabbitmq) $(GO) run ./examples/orders/cmd/demo
 
 .PHONY: test
 test: $(BUF) ## Run all tests, with the race detector.
@@ -43,6 +44,14 @@ bench: ## Compare with other queues: a table, and JSON and charts in bench/resul
 .PHONY: bench-quick
 bench-quick: ## The same in less than a minute: the most telling cases.
 	$(GO) -C bench run . -quick -quiet -rounds 5 -budget 38s
+
+.PHONY: bench-amqp
+bench-amqp: ## Compare with other clients of RabbitMQ: a table, and JSON and charts in bench/results-amqp.
+	$(GO) -C bench run . -amqp -rounds 3 -out results-amqp
+
+.PHONY: bench-amqp-quick
+bench-amqp-quick: ## The same in less than a minute.
+	$(GO) -C bench run . -amqp -quick -quiet -rounds 5 -budget 38s
 
 .PHONY: microbench
 microbench: ## Run the Go benchmarks; BENCH=regexp selects, COUNT=10 repeats for benchstat.

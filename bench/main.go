@@ -3,6 +3,7 @@
 //	go run . -quick        # some rounds of the most telling cases, within a minute
 //	go run . -rounds 5     # all cases
 //	go run . -run '^drain' # some of them
+//	go run . -amqp         # the cases on RabbitMQ
 package main
 
 import (
@@ -22,6 +23,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/leasebus/leasebus/internal/testservers"
+	"github.com/rabbitmq/amqp091-go"
 
 	"github.com/leasebus/leasebus/bench/internal/report"
 	"github.com/leasebus/leasebus/bench/internal/server"
@@ -30,6 +33,7 @@ import (
 
 type settings struct {
 	quick    bool
+	amqp     bool
 	cases    string
 	engines  string
 	rounds   int
@@ -67,7 +71,8 @@ func run(ctx context.Context, args []string) error {
 	flags.IntVar(&s.rounds, "rounds", 3, "how often each case is run on each engine; medians are reported")
 	flags.DurationVar(&s.budget, "budget", 0, "begin no round that would end later than this; 0 = no limit")
 	flags.DurationVar(&s.long, "duration", 5*time.Minute, "how long the sustained case lasts")
-	flags.StringVar(&s.dsn, "dsn", "", "measure on this server instead of one that is started for it; the role must be a superuser")
+	flags.BoolVar(&s.amqp, "amqp", false, "the cases on RabbitMQ, instead of those on PostgreSQL")
+	flags.StringVar(&s.dsn, "dsn", "", "measure on this server instead of one that is started for it: PostgreSQL as a superuser, or the URL of a RabbitMQ")
 	flags.StringVar(&s.folder, "out", "", "write results.json and charts (SVG) into this `folder`")
 	flags.StringVar(&s.profiles, "profiles", "", "write a CPU profile of each measurement into this `folder`")
 	flags.BoolVar(&s.list, "list", false, "list the cases and end")
@@ -95,6 +100,9 @@ func (s *settings) run(ctx context.Context) (err error) {
 	if s.list {
 		return report.List(os.Stdout, cases)
 	}
+	if s.amqp {
+		return s.onRabbitMQ(ctx, cases)
+	}
 	where := server.Named(s.dsn)
 	if s.dsn == "" {
 		if where, err = server.Start(ctx); err != nil {
@@ -104,12 +112,7 @@ func (s *settings) run(ctx context.Context) (err error) {
 	}
 	runner := &suite.Runner{Server: where, Rounds: s.rounds, Budget: s.budget, Profiles: s.profiles, Log: s.log()}
 	defer func() { err = errors.Join(err, runner.Cleanup(context.WithoutCancel(ctx))) }()
-	if s.profiles != "" {
-		if err := os.MkdirAll(s.profiles, 0o750); err != nil {
-			return fmt.Errorf("-profiles: %w", err)
-		}
-	}
-	results, err := runner.Run(ctx, cases)
+	results, err := s.measure(ctx, runner, cases)
 	if err != nil {
 		return err
 	}
@@ -117,6 +120,39 @@ func (s *settings) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	return s.write(&report.Report{Machine: machine, Cases: cases, Results: results})
+}
+
+func (s *settings) measure(ctx context.Context, runner *suite.Runner, cases []suite.Case) ([]suite.Result, error) {
+	if s.profiles != "" {
+		if err := os.MkdirAll(s.profiles, 0o750); err != nil {
+			return nil, fmt.Errorf("-profiles: %w", err)
+		}
+	}
+	return runner.Run(ctx, cases)
+}
+
+func (s *settings) onRabbitMQ(ctx context.Context, cases []suite.Case) error {
+	runner := &suite.Runner{Broker: s.dsn, Rounds: s.rounds, Budget: s.budget, Profiles: s.profiles, Log: s.log()}
+	if s.dsn == "" {
+		own, err := testservers.OwnRabbitMQ(ctx)
+		if err != nil {
+			return fmt.Errorf("start a broker: %w", err)
+		}
+		defer own.Close() //nolint:contextcheck // it ends whatever becomes of ctx
+		runner.Broker, runner.BrokerPID = own.URL, own.PID
+	}
+	results, err := s.measure(ctx, runner, cases)
+	if err != nil {
+		return err
+	}
+	conn, err := amqp091.Dial(runner.Broker)
+	if err != nil {
+		return fmt.Errorf("ask the broker for its version: %w", err)
+	}
+	defer func() { _ = conn.Close() }()
+	machine := here()
+	machine.RabbitMQ, _ = conn.Properties["version"].(string)
 	return s.write(&report.Report{Machine: machine, Cases: cases, Results: results})
 }
 
@@ -129,9 +165,16 @@ func (s *settings) selected() ([]suite.Case, error) {
 	if err != nil {
 		return nil, fmt.Errorf("-engines: %w", err)
 	}
-	all := suite.Full(s.long)
-	if s.quick {
+	var all []suite.Case
+	switch {
+	case s.amqp && s.quick:
+		all = suite.QuickAMQP()
+	case s.amqp:
+		all = suite.FullAMQP()
+	case s.quick:
 		all = suite.Quick()
+	default:
+		all = suite.Full(s.long)
 	}
 	var cases []suite.Case
 	for _, c := range all {
@@ -161,11 +204,16 @@ func (s *settings) log() *slog.Logger {
 	}}))
 }
 
-func (s *settings) machine(ctx context.Context, dsn string) (report.Machine, error) {
-	m := report.Machine{
+// here is the machine without its servers.
+func here() report.Machine {
+	return report.Machine{
 		Cores: runtime.NumCPU(), OS: runtime.GOOS + "/" + runtime.GOARCH, Go: runtime.Version(),
 		Versions: versions(), Date: time.Now().UTC().Format(time.DateOnly),
 	}
+}
+
+func (s *settings) machine(ctx context.Context, dsn string) (report.Machine, error) {
+	m := here()
 	if s.dsn == "" {
 		m.Settings = server.Settings
 	}
@@ -188,7 +236,8 @@ func versions() (all []string) {
 	}
 	for _, d := range info.Deps {
 		switch d.Path {
-		case "github.com/riverqueue/river", "github.com/ThreeDotsLabs/watermill-sql/v4", "github.com/jackc/pgx/v5":
+		case "github.com/riverqueue/river", "github.com/ThreeDotsLabs/watermill-sql/v4", "github.com/jackc/pgx/v5",
+			"github.com/ThreeDotsLabs/watermill-amqp/v3", "github.com/rabbitmq/amqp091-go":
 			all = append(all, d.Path+" "+d.Version)
 		}
 	}

@@ -215,7 +215,7 @@ func inModule() []string { return append(os.Environ(), "GOFLAGS=-mod=mod", "GOWO
 
 // known are the packages that a block may use without saying so.
 var known = map[string]string{
-	"context": "context", "errors": "errors", "fmt": "fmt", "os": "os", "signal": "os/signal", "slog": "log/slog",
+	"context": "context", "errors": "errors", "fmt": "fmt", "http": "net/http", "os": "os", "signal": "os/signal", "slog": "log/slog",
 	"sql": "database/sql", "synctest": "testing/synctest", "syscall": "syscall", "testing": "testing", "time": "time",
 	"pgx":              "github.com/jackc/pgx/v5",
 	"pgxpool":          "github.com/jackc/pgx/v5/pgxpool",
@@ -224,6 +224,7 @@ var known = map[string]string{
 	"conformance":      "github.com/leasebus/leasebus/runtime/conformance",
 	"memory":           "github.com/leasebus/leasebus/runtime/memory",
 	"postgres":         "github.com/leasebus/leasebus/runtime/postgres",
+	"amqp":             "github.com/leasebus/leasebus/runtime/amqp",
 	"ordersv1":         "example.com/shop/gen/orders/v1",
 	"ordersv1leasebus": "example.com/shop/gen/orders/v1/ordersv1leasebus",
 	"shop":             "example.com/shop/pages/testing",

@@ -45,7 +45,7 @@ func TestGeneratedCodeRuns_S21_S33(t *testing.T) {
 	for _, m := range messages {
 		t.Run(m.fullName(), func(t *testing.T) {
 			t.Parallel()
-			if p := m.policy(); p.Idempotency != nil || p.Ordering != nil || p.Retry.WaitInBrokerFrom != nil {
+			if p := m.policy(); p.Idempotency != nil || p.Ordering != nil {
 				m.refused(t)
 				return
 			}

@@ -4,6 +4,8 @@ import (
 	"iter"
 	"math"
 	"math/rand/v2"
+	"slices"
+	"sort"
 	"time"
 )
 
@@ -26,6 +28,37 @@ func (r RetryPolicy) Schedule() iter.Seq[time.Duration] {
 			}
 		}
 	}
+}
+
+// maxRungs bounds how many delays [RetryPolicy.Rungs] lists.
+const maxRungs = 32
+
+// BrokerRungs lists the delays that a broker keeps for the policy: those of WaitInBrokerFrom and more.
+func (r RetryPolicy) BrokerRungs() []time.Duration {
+	if r.WaitInBrokerFrom == nil {
+		return r.Rungs(DefaultWaitInBrokerFrom)
+	}
+	return r.Rungs(*r.WaitInBrokerFrom)
+}
+
+// Rungs lists the nominal delays of shortest and more, each once, shortest first: what a broker keeps a queue for each
+// of. Of more than 32 delays it leaves some out, evenly and never the longest: a delay that is not listed is spent on
+// the next longer one.
+func (r RetryPolicy) Rungs(shortest time.Duration) []time.Duration {
+	if r.MaxAttempts <= 1 {
+		return nil
+	}
+	longest := r.delay(r.MaxAttempts - 1)
+	steps := sort.Search(r.MaxAttempts-2, func(i int) bool { return r.delay(i+1) == longest }) + 1
+	stride := (steps + maxRungs - 1) / maxRungs
+	var rungs []time.Duration
+	for attempt := steps; attempt >= 1; attempt -= stride {
+		if d := r.delay(attempt); d > 0 && d >= shortest {
+			rungs = append(rungs, d)
+		}
+	}
+	slices.Reverse(rungs)
+	return slices.Compact(rungs)
 }
 
 func (r RetryPolicy) delay(attempt int) time.Duration {

@@ -47,7 +47,8 @@ func decide(p *Policy, r attemptResult) Settlement {
 	case v.kind == verdictRetryAfter:
 		return Settlement{Kind: SettleRetry, Delay: v.delay, Failure: failure}
 	default:
-		return Settlement{Kind: SettleRetry, Delay: p.Retry.jittered(p.Retry.Delay(r.attempt)), Failure: failure}
+		nominal := p.Retry.Delay(r.attempt)
+		return Settlement{Kind: SettleRetry, Delay: p.Retry.jittered(nominal), Nominal: nominal, Failure: failure}
 	}
 }
 

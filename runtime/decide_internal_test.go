@@ -30,10 +30,10 @@ func TestDecide(t *testing.T) {
 	}{
 		"success": {nil, attemptResult{attempt: 1}, Settlement{Kind: SettleComplete}},
 		"S19 an error is retried": {
-			nil, attemptResult{attempt: 1, err: boom}, Settlement{Kind: SettleRetry, Delay: time.Second},
+			nil, attemptResult{attempt: 1, err: boom}, Settlement{Kind: SettleRetry, Delay: time.Second, Nominal: time.Second},
 		},
 		"S21 the second delay": {
-			nil, attemptResult{attempt: 2, err: boom}, Settlement{Kind: SettleRetry, Delay: 2 * time.Second},
+			nil, attemptResult{attempt: 2, err: boom}, Settlement{Kind: SettleRetry, Delay: 2 * time.Second, Nominal: 2 * time.Second},
 		},
 		"S21 the last attempt": {
 			nil,
@@ -96,10 +96,10 @@ func TestDecide(t *testing.T) {
 		"S23 not too old": {
 			func(p *Policy) { p.Retry.GiveUpAfter = time.Hour },
 			attemptResult{attempt: 1, age: time.Hour, err: boom},
-			Settlement{Kind: SettleRetry, Delay: time.Second},
+			Settlement{Kind: SettleRetry, Delay: time.Second, Nominal: time.Second},
 		},
 		"S23 0 is never": {
-			nil, attemptResult{attempt: 1, age: 1e6 * time.Hour, err: boom}, Settlement{Kind: SettleRetry, Delay: time.Second},
+			nil, attemptResult{attempt: 1, age: 1e6 * time.Hour, err: boom}, Settlement{Kind: SettleRetry, Delay: time.Second, Nominal: time.Second},
 		},
 		"S50 C5_9 interrupted by a shutdown": {
 			nil,
@@ -117,10 +117,10 @@ func TestDecide(t *testing.T) {
 		"S25 interrupted too often": {
 			nil,
 			attemptResult{attempt: 1, interruptions: 10, err: context.Canceled, ended: ErrShutdown},
-			Settlement{Kind: SettleRetry, Delay: time.Second},
+			Settlement{Kind: SettleRetry, Delay: time.Second, Nominal: time.Second},
 		},
 		"S7 a cancellation of the handler's own": {
-			nil, attemptResult{attempt: 1, err: context.DeadlineExceeded}, Settlement{Kind: SettleRetry, Delay: time.Second},
+			nil, attemptResult{attempt: 1, err: context.DeadlineExceeded}, Settlement{Kind: SettleRetry, Delay: time.Second, Nominal: time.Second},
 		},
 		"S7 a handler timeout": {
 			nil,

@@ -8,33 +8,7 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
-
-	"github.com/google/uuid"
 )
-
-// ID identifies an envelope: a version 7 UUID, so that ids sort roughly by time of publishing.
-// It is not unique in a store: publishing again after an unknown outcome stores two envelopes with one id.
-type ID [16]byte
-
-// NewID makes an id for a new envelope.
-func NewID() ID { return ID(uuid.Must(uuid.NewV7())) }
-
-// ParseID reads the form that [ID.String] writes.
-func ParseID(s string) (ID, error) {
-	u, err := uuid.Parse(s)
-	if err != nil {
-		return ID{}, fmt.Errorf("leasebus: message id %q: %w", s, err)
-	}
-	return ID(u), nil
-}
-
-func (id ID) String() string { return uuid.UUID(id).String() }
-
-// MarshalText makes ids strings in JSON.
-func (id ID) MarshalText() ([]byte, error) { return uuid.UUID(id).MarshalText() }
-
-// UnmarshalText reads the form that MarshalText writes.
-func (id *ID) UnmarshalText(text []byte) error { return (*uuid.UUID)(id).UnmarshalText(text) }
 
 // Envelope is what travels. Its slices may share memory with others of one batch: they are read, never written.
 type Envelope struct {
@@ -88,12 +62,6 @@ func NewHeaders(m map[string]string) Headers {
 		h.encoded = appendHeader(h.encoded, name, m[name])
 	}
 	return h
-}
-
-// oneHeader is NewHeaders of a single one.
-func oneHeader(name, value string) Headers {
-	encoded := make([]byte, 0, len(name)+len(value)+2*binary.MaxVarintLen16)
-	return Headers{appendHeader(encoded, name, value)}
 }
 
 // DecodeHeaders wraps what [Headers.Encoded] gave, without copying it.

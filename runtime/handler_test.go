@@ -49,7 +49,6 @@ func TestRegister_refuses(t *testing.T) {
 		change(&p)
 		return &p
 	}
-	zero := time.Duration(0)
 	for name, tt := range map[string]struct {
 		policy *leasebus.Policy
 		opts   []leasebus.HandlerOption
@@ -87,8 +86,7 @@ func TestRegister_refuses(t *testing.T) {
 				p.Idempotency = &leasebus.IdempotencyPolicy{Retention: time.Hour, InProgressDelay: time.Second}
 			}), nil, "idempotency: not supported by this version",
 		},
-		"ordering is not there yet":      {with(func(p *leasebus.Policy) { p.Ordering = &leasebus.OrderingPolicy{} }), nil, "ordering: not supported by this version"},
-		"broker waits are not there yet": {with(func(p *leasebus.Policy) { p.Retry.WaitInBrokerFrom = &zero }), nil, "retry.wait_in_broker_from: not supported by this version"},
+		"ordering is not there yet": {with(func(p *leasebus.Policy) { p.Ordering = &leasebus.OrderingPolicy{} }), nil, "ordering: not supported by this version"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -115,6 +113,23 @@ func TestRegister_refuses(t *testing.T) {
 				t.Errorf("Run answered %v; an error that nobody looked at must not be lost", ran)
 			}
 		})
+	}
+}
+
+// It is for brokers; a store keeps every wait with the message, and takes the policy as it is.
+func TestRegister_S40_wait_in_broker_from(t *testing.T) {
+	t.Parallel()
+	p := leasebus.DefaultPolicy("google.protobuf.StringValue", "queue")
+	p.Retry.WaitInBrokerFrom = new(time.Duration)
+	processor, err := leasebus.NewProcessor(memory.New())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := leasebus.RegisterHandler(processor, &p, func(context.Context, *wrapperspb.StringValue) error { return nil }); err != nil {
+		t.Errorf("handler: %v", err)
+	}
+	if _, err := leasebus.NewTypedPublisher[*wrapperspb.StringValue](&p, memory.New()); err != nil {
+		t.Errorf("publisher: %v", err)
 	}
 }
 

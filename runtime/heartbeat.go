@@ -27,8 +27,13 @@ func (s *session) heartbeatLoop() {
 			finished, shedAt = ever, now
 		}
 		batch, deadline := s.renewable()
-		if len(batch) > 0 && s.ctx.Err() == nil {
-			if err := s.renew(batch, deadline); err != nil && s.ctx.Err() == nil {
+		if len(batch) == 0 {
+			s.trouble.renew.note(nil)
+			s.trouble.settle.note(nil)
+		} else if s.ctx.Err() == nil {
+			err := s.renew(batch, deadline)
+			s.trouble.renew.note(err)
+			if err != nil && s.ctx.Err() == nil {
 				// Unknown is not lost: tried again while the leases can be valid.
 				next = retry.next()
 				s.p.stats.renewErrors.Add(1)

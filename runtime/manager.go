@@ -57,6 +57,9 @@ func NewTypedManager[M proto.Message](policy *Policy, store Operator, opts ...Ma
 	for _, opt := range opts {
 		opt.applyManager(&o)
 	}
+	if l, ok := store.(Learner); ok {
+		l.Learn(policy)
+	}
 	return &TypedManager[M]{policy: policy, store: store, by: o.by}
 }
 

@@ -93,7 +93,7 @@ type RetryPolicy struct {
 	// 0 = never.
 	GiveUpAfter time.Duration
 	// WaitInBrokerFrom moves delays of this length and more into the broker, where the backend is one. 0 = all of them.
-	// nil = the backend's default, [DefaultWaitInBrokerFrom].
+	// nil = [DefaultWaitInBrokerFrom]. Other backends store every delay, and pay no heed to it.
 	WaitInBrokerFrom *time.Duration
 }
 
@@ -222,9 +222,6 @@ func (p *Policy) supported() error {
 	}
 	if p.Ordering != nil {
 		settings = append(settings, "ordering")
-	}
-	if p.Retry.WaitInBrokerFrom != nil {
-		settings = append(settings, "retry.wait_in_broker_from")
 	}
 	if len(settings) == 0 {
 		return nil

@@ -894,7 +894,7 @@ func TestLookAhead_S2_fast_handlers_get_full_batches(t *testing.T) {
 	r.lease = func(_ context.Context, pass func() (int, error)) (int, error) {
 		n, err := pass()
 		calls.Add(1)
-		if leased.Add(int64(n)) == messages {
+		if leased.Add(int64(n)) == messages && n > 0 {
 			close(done)
 		}
 		return n, err
@@ -907,6 +907,75 @@ func TestLookAhead_S2_fast_handlers_get_full_batches(t *testing.T) {
 	if mean := messages / calls.Load(); mean < 64 {
 		t.Errorf("%d leases a call with 8 workers: fast handlers are to get full batches", mean)
 	}
+}
+
+// While a queue is full, a second Lease call is under way, and both together ask for no more than there is room for.
+func TestLookAhead_S2_TwoCallsUnderWayWhileTheQueueIsFull(t *testing.T) {
+	for _, tt := range []struct{ messages, concurrency, most int }{
+		{5000, 1000, 2},
+		{5000, 150, 1}, // a second one would not pay
+		{150, 1000, 1}, // the first call finds all there is
+	} {
+		bubble(t, func(r *rig) {
+			var underWay, most, held atomic.Int64
+			r.lease = func(_ context.Context, pass func() (int, error)) (int, error) {
+				most.Store(max(most.Load(), underWay.Add(1)))
+				defer underWay.Add(-1)
+				time.Sleep(time.Millisecond)
+				n, err := pass()
+				if now := held.Add(int64(n)); now > int64(tt.concurrency) {
+					r.Errorf("%d leases for %d free slots", now, tt.concurrency)
+				}
+				return n, err
+			}
+			r.handler = func(context.Context, string) error {
+				time.Sleep(time.Second) // longer than any look-ahead is for
+				held.Add(-1)
+				return nil
+			}
+			r.publish(make([]string, tt.messages)...)
+			r.start(leasebus.WithConcurrency(tt.concurrency), leasebus.WithLookAhead(0))
+			r.wait(time.Minute)
+			r.wantStats(leasebus.QueueStats{Completed: int64(tt.messages)})
+			r.mustStop()
+			if int(most.Load()) != tt.most {
+				t.Errorf("%d messages for %d workers: %d Lease calls were under way at once, want %d", tt.messages, tt.concurrency, most.Load(), tt.most)
+			}
+		})
+	}
+}
+
+// A Lease call that found nothing, and whose answer comes after those of younger calls that found all they asked for,
+// does not end the leasing: the store will not wake for what it has not been asked for since.
+func TestLease_S55_AnOldAnswerDoesNotHideWhatCameSince(t *testing.T) {
+	bubble(t, func(r *rig) {
+		const messages = 3000
+		asked, answer := make(chan struct{}), make(chan struct{})
+		var calls atomic.Int64
+		r.lease = func(_ context.Context, pass func() (int, error)) (int, error) {
+			n, err := pass()
+			if calls.Add(1) == 1 {
+				close(asked)
+				<-answer
+			}
+			return n, err
+		}
+		finish := make(chan struct{})
+		r.handler = func(context.Context, string) error {
+			<-finish
+			return nil
+		}
+		r.start(leasebus.WithConcurrency(messages/2), leasebus.WithLookAhead(0))
+		<-asked
+		r.publish(make([]string, messages)...)
+		r.wait(0) // younger calls took all there was room for beside the first
+		close(answer)
+		r.wait(0)
+		close(finish)
+		r.wait(time.Second)
+		r.wantStats(leasebus.QueueStats{Completed: messages})
+		r.mustStop()
+	})
 }
 
 // stopReal is mustStop outside a bubble.
@@ -976,4 +1045,33 @@ func TestHeartbeat_S8_and_settlements_wait_for_nothing_else(t *testing.T) {
 		r.wantCounters(leasebus.ProcessorStats{Succeeded: 3})
 		r.mustStop()
 	})
+}
+
+// Messages that come in drops, while those before them are just being started, find the idle workers too.
+func TestLease_S55_no_worker_stays_idle_while_messages_come(t *testing.T) {
+	const workers, rounds = 41, 200
+	for range rounds {
+		bubble(t, func(r *rig) {
+			var running atomic.Int32
+			all := make(chan struct{})
+			r.handler = func(context.Context, string) error {
+				running.Add(1)
+				<-all
+				return nil
+			}
+			r.start(leasebus.WithConcurrency(workers))
+			for range workers {
+				r.publish("drop")
+			}
+			r.wait(time.Second) // in which no heartbeat passes
+			if n := running.Load(); n != workers {
+				t.Errorf("%d handlers run, want %d: the other messages were never leased", n, workers)
+			}
+			close(all)
+			r.mustStop()
+		})
+		if t.Failed() {
+			return
+		}
+	}
 }

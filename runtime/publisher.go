@@ -66,7 +66,7 @@ func (p *TypedPublisher[M]) Publish(ctx context.Context, m M, opts ...PublishOpt
 		out      [1]Outgoing
 		receipts [1]Receipt
 	)
-	if err := p.prepare(ctx, m, opts, &out[0]); err != nil {
+	if err := p.prepare(ctx, []M{m}, opts, out[:]); err != nil {
 		return Receipt{}, err
 	}
 	if err := p.publish(ctx, out[:], receipts[:]); err != nil {
@@ -82,13 +82,8 @@ func (p *TypedPublisher[M]) PublishBatch(ctx context.Context, messages []M, opts
 		return nil, ctx.Err()
 	}
 	out := make([]Outgoing, len(messages))
-	for i, m := range messages {
-		if err := p.prepare(ctx, m, opts, &out[i]); err != nil {
-			return nil, fmt.Errorf("message %d of %d: %w", i, len(messages), err)
-		}
-	}
-	if len(out) > 1 && out[0].ID == out[1].ID {
-		return nil, fmt.Errorf("leasebus: publish %s: %w", p.policy.Type, &EnvelopeError{"id", "is one for the whole batch; publish one by one to choose ids"})
+	if err := p.prepare(ctx, messages, opts, out); err != nil {
+		return nil, err
 	}
 	receipts := make([]Receipt, len(out))
 	return receipts, p.publish(ctx, out, receipts)
@@ -104,25 +99,53 @@ func (p *TypedPublisher[M]) publish(ctx context.Context, out []Outgoing, receipt
 	return nil
 }
 
-func (p *TypedPublisher[M]) prepare(ctx context.Context, m M, opts []PublishOption, out *Outgoing) error {
-	payload, err := proto.Marshal(m)
-	if err != nil {
-		return fmt.Errorf("leasebus: publish %s: %w: %w", p.policy.Type, ErrInvalidEnvelope, err)
-	}
-	set := publishOptions{id: NewID()}
+// prepare makes the envelopes of messages, which have the options in common.
+func (p *TypedPublisher[M]) prepare(ctx context.Context, messages []M, opts []PublishOption, out []Outgoing) error {
+	var set publishOptions
 	for _, opt := range opts {
 		opt.applyPublish(&set)
 	}
 	if set.err != nil {
 		return fmt.Errorf("leasebus: publish %s: %w", p.policy.Type, set.err)
 	}
-	out.Envelope = Envelope{ID: set.id, Type: p.policy.Type, Queue: p.policy.Queue, Payload: payload}
-	out.Delay, out.At = set.delay, set.at
-	out.Headers = set.headersFor(ctx)
-	if err := out.Validate(p.maxPayload); err != nil {
+	if set.idGiven && len(messages) > 1 {
+		return fmt.Errorf("leasebus: publish %s: %w", p.policy.Type, &EnvelopeError{"id", "is one for the whole batch; publish one by one to choose ids"})
+	}
+	headers, err := set.headersFor(ctx)
+	if err != nil {
 		return fmt.Errorf("leasebus: publish %s: %w", p.policy.Type, err)
 	}
+	memory := arena{expected: len(messages)}
+	now := time.Now()
+	for i, m := range messages {
+		payload, err := memory.marshal(m)
+		if err == nil && len(payload) > p.maxPayload {
+			err = &EnvelopeError{"payload", fmt.Sprintf("is %d bytes; allowed are %d", len(payload), p.maxPayload)}
+		}
+		if err != nil {
+			return p.refusal(i, len(messages), err)
+		}
+		id := set.id
+		if !set.idGiven {
+			id = newID(now)
+		}
+		o := &out[i]
+		o.ID, o.Type, o.Queue, o.Payload, o.Headers = id, p.policy.Type, p.policy.Queue, payload, headers.of(id, &memory)
+		o.Delay, o.At = set.delay, set.at
+	}
 	return nil
+}
+
+// refusal says which of the messages cannot be published.
+func (p *TypedPublisher[M]) refusal(i, of int, err error) error {
+	if !errors.Is(err, ErrInvalidEnvelope) {
+		err = fmt.Errorf("%w: %w", ErrInvalidEnvelope, err)
+	}
+	err = fmt.Errorf("leasebus: publish %s: %w", p.policy.Type, err)
+	if of > 1 {
+		err = fmt.Errorf("message %d of %d: %w", i, of, err)
+	}
+	return err
 }
 
 // PublishOption changes one publish.
@@ -130,6 +153,7 @@ type PublishOption interface{ applyPublish(*publishOptions) }
 
 type publishOptions struct {
 	id                     ID
+	idGiven                bool
 	delay                  time.Duration
 	at                     time.Time
 	headers                map[string]string
@@ -153,7 +177,7 @@ func At(t time.Time) PublishOption {
 
 // WithID sets the envelope's id: for publishing again after an unknown outcome. With a batch it is refused.
 func WithID(id ID) PublishOption {
-	return publishOptionFunc(func(o *publishOptions) { o.id = id })
+	return publishOptionFunc(func(o *publishOptions) { o.id, o.idGiven = id, true })
 }
 
 // WithHeader adds a header. Names beginning with "leasebus-" are refused.
@@ -186,7 +210,7 @@ func (o *publishOptions) header(name, value string) {
 }
 
 // headersFor adds what S59 asks of every envelope to the caller's headers, which win.
-func (o *publishOptions) headersFor(ctx context.Context) Headers {
+func (o *publishOptions) headersFor(ctx context.Context) (headerTemplate, error) {
 	correlation, causation := o.correlation, o.causation
 	if parent, ok := DeliveryFrom(ctx); ok {
 		correlation = firstNonEmpty(correlation, parent.Correlation())
@@ -197,15 +221,13 @@ func (o *publishOptions) headersFor(ctx context.Context) Headers {
 			}
 		}
 	}
-	correlation = firstNonEmpty(correlation, o.id.String())
-	if len(o.headers) == 0 && causation == "" {
-		return oneHeader(HeaderCorrelation, correlation)
-	}
-	o.header(HeaderCorrelation, correlation)
 	if causation != "" {
 		o.header(HeaderCausation, causation)
 	}
-	return NewHeaders(o.headers)
+	if correlation != "" {
+		o.header(HeaderCorrelation, correlation)
+	}
+	return templateOf(o.headers)
 }
 
 func firstNonEmpty(a, b string) string {

@@ -1,12 +1,15 @@
 package leasebus_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	leasebus "github.com/leasebus/leasebus/runtime"
@@ -160,4 +163,60 @@ func TestPublish_schedule(t *testing.T) {
 		}
 		r.mustStop()
 	})
+}
+
+// Every message of a batch has headers of its own, though they are made from one form: as NewHeaders makes them.
+func TestPublishBatch_S59_headers(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		opts []leasebus.PublishOption
+		want map[string]string // the correlation is "id" where it is the message's own
+	}{
+		"nothing given": {nil, map[string]string{leasebus.HeaderCorrelation: "id"}},
+		"headers before and behind": {
+			[]leasebus.PublishOption{leasebus.WithHeader("a", "1"), leasebus.WithHeader("z", "2")},
+			map[string]string{"a": "1", "z": "2", leasebus.HeaderCorrelation: "id"},
+		},
+		"correlation and causation": {
+			[]leasebus.PublishOption{leasebus.WithCorrelation("c"), leasebus.WithCausation("d")},
+			map[string]string{leasebus.HeaderCorrelation: "c", leasebus.HeaderCausation: "d"},
+		},
+		"much of it": {
+			[]leasebus.PublishOption{leasebus.WithHeader("a", strings.Repeat("x", 3000))},
+			map[string]string{"a": strings.Repeat("x", 3000), leasebus.HeaderCorrelation: "id"},
+		},
+	} {
+		var got []leasebus.Outgoing
+		policy := leasebus.DefaultPolicy("google.protobuf.StringValue", "queue")
+		publisher, err := leasebus.NewTypedPublisher[*wrapperspb.StringValue](&policy, publisherFunc(func(out []leasebus.Outgoing) { got = out }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var messages []*wrapperspb.StringValue
+		for i := range 40 {
+			messages = append(messages, wrapperspb.String(strings.Repeat(string(rune('a'+i%26)), 100*i)))
+		}
+		if _, err := publisher.PublishBatch(t.Context(), messages, tt.opts...); err != nil {
+			t.Fatal(err)
+		}
+		for i := range got {
+			want := maps.Clone(tt.want)
+			if want[leasebus.HeaderCorrelation] == "id" {
+				want[leasebus.HeaderCorrelation] = got[i].ID.String()
+			}
+			if !bytes.Equal(got[i].Headers.Encoded(), leasebus.NewHeaders(want).Encoded()) {
+				t.Errorf("%s: message %d has headers %v", name, i, maps.Collect(got[i].Headers.All()))
+			}
+			if payload, err := proto.Marshal(messages[i]); err != nil || !bytes.Equal(got[i].Payload, payload) {
+				t.Errorf("%s: message %d has another payload, %v", name, i, err)
+			}
+		}
+	}
+}
+
+type publisherFunc func([]leasebus.Outgoing)
+
+func (f publisherFunc) Publish(_ context.Context, out []leasebus.Outgoing, _ []leasebus.Receipt) error {
+	f(out)
+	return nil
 }

@@ -159,6 +159,9 @@ type Settlement struct {
 	Lease *Lease
 	Kind  SettlementKind
 	Delay time.Duration
+	// Nominal is the policy's delay without jitter, where Delay was drawn from it: what a broker chooses the place of the
+	// wait by. 0 = Delay is nobody's choice but the handler's.
+	Nominal time.Duration
 	// Failure is appended to the envelope's history. nil for Complete, Release without Started, and most of Defer.
 	Failure *Failure
 	// Reason and DeadLetterQueue are for DeadLetter and Discard.
@@ -223,4 +226,10 @@ type Operator interface {
 	Completed(ctx context.Context, queue string, after Cursor, limit int) ([]CompletedMessage, error)
 	// Stats counts a queue's messages; dead letters that an edit replaced are among them. A queue that does not exist has none.
 	Stats(ctx context.Context, queue string) (QueueStats, error)
+}
+
+// Learner is an [Operator] that cannot look up where a queue's dead letters are, and has to be told.
+type Learner interface {
+	// Learn tells of the policy that messages of its queue are handled by. A manager does so when it is made.
+	Learn(p *Policy)
 }

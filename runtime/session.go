@@ -13,6 +13,9 @@ const (
 	// leaseBatch is the most that one Lease asks for, settleBatch the most that one Settle carries.
 	leaseBatch  = 500
 	settleBatch = 500
+	// leasers is how many Lease calls of a session may be under way: if the last one brought all of a large batch, or if
+	// there was a wake since it began.
+	leasers, severalFrom = 2, 200
 	// settlers is how many Settle calls of a session may be under way.
 	settlers = 2
 	// feedStopBound is the longest that a backend may take to hand back what it has buffered.
@@ -48,14 +51,17 @@ type session struct {
 	// leased counts leases that are neither settled nor given up.
 	leased atomic.Int64
 
+	trouble troubles // for people
+
 	lookAhead atomic.Int64
-	sampledAt time.Time // of the leaser, as are the two below
+	sampledAt time.Time // of the leaser, as are those below
 	sampled   int64
 	spare     []Lease
+	reserved  int // what the Lease calls under way may bring
 
 	mu       sync.Mutex
 	stopping bool
-	leasing  bool          // a Lease call is under way
+	leasing  int           // Lease calls under way
 	stopped  chan struct{} // closed with stopping
 	empty    chan struct{} // closed when nothing is leased and nothing will be
 	over     bool          // no settlement is sent any more
@@ -193,65 +199,125 @@ func (s *session) close() {
 	}
 }
 
-// leaseLoop keeps the workers supplied.
+// leaseLoop keeps the workers supplied. While the queue is full, it has several Lease calls under way: a store would
+// wait for the next one as long as it works on one.
 func (s *session) leaseLoop() {
 	defer s.queue.contending.Store(false)
-	backoff := backoff{first: 50 * time.Millisecond, max: 10 * time.Second}
-	for hungry := true; ; {
+	l := leaser{s: s, done: make(chan leased, leasers), hungry: true, atOnce: 1, backoff: backoff{first: 50 * time.Millisecond, max: 10 * time.Second}}
+	for {
 		want := 0
-		if hungry {
+		if l.hungry && l.underWay < l.atOnce {
 			want = s.roomFor()
 		}
-		s.queue.contending.Store(hungry && want == 0)
-		if want == 0 {
-			select {
-			case <-s.wake:
-				hungry = true
-			case <-s.room:
-			case <-s.stopped:
-				return
-			}
+		s.queue.contending.Store(l.hungry && l.underWay == 0 && want == 0)
+		if want > 0 {
+			l.start(want)
 			continue
 		}
-		select { // cleared before the round trip: a wake during it must not be lost
-		case <-s.wake:
-		default:
+		wake := s.wake
+		if l.underWay == leasers {
+			wake = nil // what is under way may have begun too early: the wake is for after that
 		}
-		n, err := s.lease(want)
-		switch {
-		case err == nil:
-			hungry = n == want
-			backoff.reset()
-		case errors.Is(err, ErrFeedStopped), s.ctx.Err() != nil:
+		select {
+		case <-wake: // for a call that begins from here on, beside one that is under way
+			l.hungry, l.woken, l.atOnce = true, true, leasers
+		case <-s.room:
+		case <-s.stopped:
 			return
-		default:
-			s.p.stats.leaseErrors.Add(1)
-			s.p.log.WarnContext(s.ctx, "leasebus: leasing failed", "queue", s.queue.policy.Queue, "error", err, "failures", backoff.failures+1)
-			if !backoff.wait(s.stopped) {
+		case end := <-l.done:
+			if !l.ended(end) {
 				return
 			}
 		}
 	}
 }
 
-// lease asks for up to want leases and hands them to the workers.
-func (s *session) lease(want int) (int, error) {
+// leaser is the state of leaseLoop.
+type leaser struct {
+	s        *session
+	done     chan leased
+	hungry   bool // there may be messages
+	woken    bool // no call has begun since the last wake
+	begun    int  // calls, ever
+	underWay int
+	atOnce   int // calls
+	backoff  backoff
+}
+
+// start asks for want leases. What comes is handed to the workers before done is told.
+func (l *leaser) start(want int) {
+	s := l.s
+	select { // cleared before the round trip: a wake during it must not be lost
+	case <-s.wake:
+	default:
+	}
+	l.woken = false
+	l.begun++
+	call := l.begun
+	if len(s.spare) < want {
+		s.spare = make([]Lease, max(want, slabLeases))
+	}
+	dst := s.spare[:want:want]
+	s.spare = s.spare[want:]
+	s.reserved += want
+	l.underWay++
+	s.done.Go(func() {
+		began := time.Now()
+		n, err := s.lease(dst)
+		l.done <- leased{call, want, n, dst[n:], time.Since(began), err}
+	})
+}
+
+// ended takes the end of a Lease call; false if there is to be no other one.
+func (l *leaser) ended(end leased) bool {
+	s := l.s
+	l.underWay--
+	s.reserved -= end.want
+	if len(end.rest) > len(s.spare) {
+		s.spare = end.rest
+	}
+	s.observe(end.roundTrip)
+	s.trouble.lease.note(end.err)
+	switch {
+	case end.err == nil:
+		full := end.n == end.want
+		if full || end.call == l.begun { // an older call that found too little says nothing of what came since
+			l.hungry, l.atOnce = full || l.woken, 1
+		}
+		if l.woken || full && end.want >= severalFrom {
+			l.atOnce = leasers
+		}
+		l.backoff.reset()
+		return true
+	case errors.Is(end.err, ErrFeedStopped), s.ctx.Err() != nil:
+		return false
+	default:
+		s.p.stats.leaseErrors.Add(1)
+		s.p.log.WarnContext(s.ctx, "leasebus: leasing failed", "queue", s.queue.policy.Queue, "error", end.err, "failures", l.backoff.failures+1)
+		return l.backoff.wait(s.stopped)
+	}
+}
+
+// leased is the end of a Lease call.
+type leased struct {
+	call      int // its number
+	want, n   int
+	rest      []Lease // was not filled
+	roundTrip time.Duration
+	err       error
+}
+
+// lease fills dst with leases and hands them to the workers.
+func (s *session) lease(dst []Lease) (int, error) {
 	s.p.suspects.calm(s.stopped)
 	if !s.beginLeasing() {
 		return 0, ErrFeedStopped
 	}
 	defer s.endLeasing()
-	if len(s.spare) < want {
-		s.spare = make([]Lease, max(want, slabLeases))
-	}
 	sent := s.p.now()
-	started := time.Now()
-	n, err := s.feed.Lease(s.ctx, s.spare[:want])
-	s.observe(time.Since(started))
+	n, err := s.feed.Lease(s.ctx, dst)
 	if n > 0 {
-		leases := s.spare[:n:n]
-		s.spare = s.spare[n:]
-		s.accept(leases, sent)
+		s.accept(dst[:n:n], sent)
 	}
 	return n, err
 }
@@ -259,14 +325,17 @@ func (s *session) lease(want int) (int, error) {
 func (s *session) beginLeasing() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.leasing = !s.stopping
-	return s.leasing
+	if s.stopping {
+		return false
+	}
+	s.leasing++
+	return true
 }
 
 func (s *session) endLeasing() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.leasing = false
+	s.leasing--
 	s.noticeEmpty()
 }
 
@@ -362,24 +431,26 @@ func (s *session) roomFor() int {
 	q := s.queue
 	capacity := int64(s.p.slotsFor(q)) + s.lookAhead.Load()
 	batch := min(int64(leaseBatch), capacity)
-	waiting, _ := s.p.dispatcher.count(q)
 	// While others wait to be run, a whole half batch is worth waiting for; idle workers are not.
-	least := int64(1)
-	if waiting > 0 {
-		least = max(batch/2, 1)
+	least := func() int64 {
+		if waiting, _ := s.p.dispatcher.count(q); waiting > 0 {
+			return max(batch/2, 1)
+		}
+		return 1
 	}
 	room := func() int64 {
 		if s.backlog() > 4*settleBatch { // settling is behind: more leases would only expire
 			return 0
 		}
-		return min(capacity-q.inFlight.Load(), batch)
+		return min(capacity-q.inFlight.Load()-int64(s.reserved), batch)
 	}
-	if free := room(); free >= least {
+	wanted := least()
+	if free := room(); free >= wanted {
 		return int(free)
 	}
-	s.roomMark.Store(capacity - least)
+	s.roomMark.Store(capacity - wanted - int64(s.reserved))
 	s.starved.Store(true)
-	if free := room(); free >= least { // it came while the flag was being set
+	if free := room(); free >= least() { // it came, or the last one that waited went, while the flag was being set
 		s.starved.Store(false)
 		return int(free)
 	}
@@ -428,7 +499,7 @@ func (s *session) ended(l *Lease) {
 
 // noticeEmpty closes empty when nothing is leased and nothing can be any more. Call it with the lock held.
 func (s *session) noticeEmpty() {
-	if !s.stopping || s.leasing || s.leased.Load() != 0 {
+	if !s.stopping || s.leasing > 0 || s.leased.Load() != 0 {
 		return
 	}
 	select {

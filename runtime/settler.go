@@ -123,6 +123,7 @@ func (s *session) settleNow(batch []Settlement) bool {
 	if errors.Is(err, ErrUnstorable) {
 		return s.split(batch)
 	}
+	s.trouble.settle.note(err)
 	if err != nil {
 		s.p.log.Warn("leasebus: settling failed", "queue", s.queue.policy.Queue, "settlements", len(batch), "error", err)
 	}

@@ -73,6 +73,35 @@ func pgbouncerBinary() (string, error) {
 	return "", fmt.Errorf("the program pgbouncer: %w", errNoBinaries)
 }
 
+// rabbitScripts is the folder of RabbitMQ's own scripts. Those of Debian that are in the PATH run as one user only.
+func rabbitScripts() (string, error) {
+	var folders []string
+	if path, err := exec.LookPath("rabbitmq-server"); err == nil {
+		if path, err = filepath.EvalSymlinks(path); err == nil {
+			folders = append(folders, filepath.Dir(path))
+		}
+	}
+	for _, pattern := range []string{
+		"/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin", // packages
+		"/opt/homebrew/opt/rabbitmq/sbin",              // Homebrew on Apple silicon
+		"/usr/local/opt/rabbitmq/sbin",                 // Homebrew on Intel
+	} {
+		found, _ := filepath.Glob(pattern) // the patterns are well-formed
+		slices.SortFunc(found, byVersion)
+		folders = append(folders, found...)
+	}
+	for _, folder := range folders {
+		if executable(filepath.Join(folder, "rabbitmq-server")) && executable(filepath.Join(folder, "rabbitmqctl")) &&
+			executable(filepath.Join(folder, "rabbitmq-env")) {
+			if _, err := exec.LookPath("epmd"); err != nil {
+				return "", fmt.Errorf("the program epmd, which comes with Erlang: %w", errNoBinaries)
+			}
+			return folder, nil
+		}
+	}
+	return "", fmt.Errorf("the programs rabbitmq-server and rabbitmqctl: %w", errNoBinaries)
+}
+
 func executable(path string) bool {
 	info, err := os.Stat(path)
 	return err == nil && !info.IsDir() && info.Mode()&0o111 != 0

@@ -4,11 +4,17 @@ package testservers
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // Cluster is a PostgreSQL server that belongs to one test, which may do to it what it likes, from one goroutine at a
@@ -30,11 +36,56 @@ func PrivatePostgres(t testing.TB, settings ...string) *Cluster {
 	if err != nil {
 		t.Fatalf("testservers: a PostgreSQL of the test's own: %v", err)
 	}
+	c := begin(t, server)
+	(&PG{dsn: server.dsn("postgres")}).Exec(t, `CREATE DATABASE test`)
+	return c
+}
+
+// begin starts a server, which is stopped after the test.
+func begin(t testing.TB, server *instance) *Cluster {
+	t.Helper()
 	c := &Cluster{PG: &PG{dsn: server.dsn("test")}, instance: server}
 	c.Start(t)
 	t.Cleanup(func() { c.stop(t, syscall.SIGQUIT) })
-	(&PG{dsn: server.dsn("postgres")}).Exec(t, `CREATE DATABASE test`)
 	return c
+}
+
+// Standby starts a server that follows this one: from here on, what this one confirms is on both. It serves until
+// [Cluster.Promote] as a standby. This one confirms nothing while there is no standby.
+func (c *Cluster) Standby(t testing.TB) *Cluster {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), longEnough)
+	defer cancel()
+	server, err := c.instance.standby(ctx, privateFolder(t))
+	if err != nil {
+		t.Fatalf("testservers: a standby: %v", err)
+	}
+	standby := begin(t, server)
+	c.admin().Exec(t, `ALTER SYSTEM SET synchronous_standby_names = '*'`)
+	c.admin().Exec(t, `SELECT pg_reload_conf()`)
+	if err := eventually(ctx, func() error {
+		if !Value[bool](t, c.PG, `SELECT count(*) > 0 FROM pg_stat_replication WHERE sync_state = 'sync'`) {
+			return errors.New("there is none that is waited for")
+		}
+		return nil
+	}); err != nil {
+		t.Fatalf("testservers: a standby: %v", err)
+	}
+	return standby
+}
+
+// Either is a database on whichever of two servers writes.
+func Either(a, b *PG) *PG {
+	other, err := pgx.ParseConfig(b.dsn)
+	if err != nil {
+		return b // nobody can connect to it, which tells
+	}
+	u, err := url.Parse(a.dsn)
+	if err != nil {
+		return a
+	}
+	u.Host += "," + net.JoinHostPort(other.Host, strconv.Itoa(int(other.Port)))
+	return &PG{dsn: withSettings(u.String(), "target_session_attrs=read-write")}
 }
 
 // privateFolder is a folder for servers of one test: those end, and it goes, with the test or with its process.
@@ -133,8 +184,20 @@ func (c *Cluster) Demote(t testing.TB) {
 // Promote makes a standby writable again, without a restart.
 func (c *Cluster) Promote(t testing.TB) {
 	t.Helper()
-	if !Value[bool](t, c.PG, `SELECT pg_promote()`) {
-		t.Fatal("testservers: the server was not promoted within a minute")
+	c.admin().Exec(t, `SELECT pg_promote(wait => false)`)
+	ctx, cancel := context.WithTimeout(context.Background(), longEnough)
+	defer cancel()
+	if err := eventually(ctx, func() error {
+		return c.admin().do(func(ctx context.Context, conn *pgx.Conn) error {
+			var standby bool
+			err := conn.QueryRow(ctx, `SELECT pg_is_in_recovery()`).Scan(&standby)
+			if err == nil && standby {
+				err = errors.New("it is still a standby")
+			}
+			return err
+		})
+	}); err != nil {
+		t.Fatalf("testservers: promote the server: %v", err)
 	}
 }
 

@@ -95,6 +95,25 @@ func TestPrivatePostgres_DemoteAndPromote(t *testing.T) {
 	}
 }
 
+func TestPrivatePostgres_Standby(t *testing.T) {
+	t.Parallel()
+	primary := PrivatePostgres(t)
+	primary.Exec(t, `CREATE TABLE kept (n int)`)
+	standby := primary.Standby(t)
+	either := Either(primary.PG, standby.PG)
+	if got := Value[string](t, either, `INSERT INTO kept VALUES (1) RETURNING current_setting('port')`); !strings.HasSuffix(primary.Addr(), ":"+got) {
+		t.Errorf("the server at port %s writes, want that of %s", got, primary.Addr())
+	}
+	primary.Kill(t)
+	standby.Promote(t)
+	if got := Value[string](t, either, `INSERT INTO kept VALUES (2) RETURNING current_setting('port')`); !strings.HasSuffix(standby.Addr(), ":"+got) {
+		t.Errorf("the server at port %s writes, want that of %s", got, standby.Addr())
+	}
+	if got := Value[int](t, either, `SELECT count(*) FROM kept`); got != 2 {
+		t.Errorf("%d rows, want 2", got)
+	}
+}
+
 func TestPrivatePostgres_EndsWithAProcessThatIsKilled(t *testing.T) {
 	t.Parallel()
 	notInShort(t)

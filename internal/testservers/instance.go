@@ -63,6 +63,36 @@ func newInstance(ctx context.Context, folder string, settings ...string) (*insta
 	return i, err
 }
 
+// standby makes the files of a cluster that follows this one, which runs.
+func (i *instance) standby(ctx context.Context, folder string) (*instance, error) {
+	s := &instance{folder: folder, binaries: i.binaries, servant: i.servant, settings: i.settings}
+	if err := s.servant.own(folder); err != nil {
+		return nil, err
+	}
+	cmd := s.servant.command(ctx, filepath.Join(s.binaries, "pg_basebackup"),
+		"-D", s.data(), "-d", i.dsn("postgres"), "--write-recovery-conf", "--checkpoint=fast", "--no-sync")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("pg_basebackup: %w\n%s", err, bytes.TrimSpace(out))
+	}
+	var err error
+	s.port, err = freePort()
+	return s, err
+}
+
+// sharedPostgres is the server that test processes share where there is no other.
+var sharedPostgres = kind{
+	name: "PostgreSQL",
+	new: func(ctx context.Context, folder string) (kept, error) {
+		return newInstance(ctx, folder, "max_connections=1000")
+	},
+	ping: ping,
+	end:  syscall.SIGINT,
+}
+
+func (i *instance) address() string        { return i.dsn("postgres") }
+func (i *instance) ended() <-chan struct{} { return i.running.done }
+func (i *instance) log() string            { return filepath.Join(i.folder, "postgres.log") }
+
 func (i *instance) data() string { return filepath.Join(i.folder, "data") }
 
 func (i *instance) dsn(database string) string {
@@ -123,7 +153,7 @@ func (i *instance) start(ctx context.Context) error {
 		})
 		select {
 		case <-i.running.done:
-			return fmt.Errorf("postgres ended (%w)\n%s", i.running.err, tail(filepath.Join(i.folder, "postgres.log")))
+			return fmt.Errorf("postgres ended (%w)\n%s", i.running.err, tail(i.log()))
 		default:
 			return err
 		}
@@ -136,7 +166,7 @@ func (i *instance) launch() error {
 		args = append(args, "-c", setting)
 	}
 	cmd := i.servant.command(context.Background(), filepath.Join(i.binaries, "postgres"), args...)
-	log, err := os.OpenFile(filepath.Join(i.folder, "postgres.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	log, err := os.OpenFile(i.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ func TestMain(m *testing.M) {
 		"refuse":  func(context.Context) error { return errors.New("refused") },
 		"cluster": holdCluster,
 		"shared":  holdShared,
+		"broker":  holdBroker,
 	})
 	goleak.VerifyTestMain(m)
 }
@@ -48,13 +49,35 @@ func holdCluster(ctx context.Context) error {
 	return nil
 }
 
-// holdShared uses the shared server of the folder HOLD.
-func holdShared(ctx context.Context) error {
-	dsn, _, err := shared{os.Getenv("HOLD")}.join(ctx)
+// holdBroker starts a broker in the folder HOLD and does not stop it.
+func holdBroker(ctx context.Context) error {
+	folder := os.Getenv("HOLD")
+	if _, err := guard(folder); err != nil {
+		return err
+	}
+	broker, err := newNode(ctx, folder)
 	if err != nil {
 		return err
 	}
-	Sayf("dsn %s", dsn)
+	if err := broker.start(ctx); err != nil {
+		return err
+	}
+	Sayf("address %s", broker.address())
+	<-ctx.Done()
+	return nil
+}
+
+// holdShared uses the shared server of the folder HOLD.
+func holdShared(ctx context.Context) error {
+	kind := sharedPostgres
+	if os.Getenv("KIND") == sharedRabbitMQ.name {
+		kind = sharedRabbitMQ
+	}
+	address, _, err := shared{os.Getenv("HOLD"), kind}.join(ctx)
+	if err != nil {
+		return err
+	}
+	Sayf("address %s", address)
 	<-ctx.Done()
 	return nil
 }

@@ -34,7 +34,7 @@ const (
 	// enoughRoom is how many connections several test processes at once can come to need. A server has 100 by default.
 	enoughRoom = 400
 	// longEnough for anything that is done for a test; setting up with an installation takes longer.
-	longEnough = 30 * time.Second
+	longEnough = time.Minute
 	setupTime  = 10 * time.Minute
 )
 
@@ -61,9 +61,12 @@ func notInShort(t testing.TB) {
 	}
 }
 
-// Ready makes the shared PostgreSQL answer and installs what is missing of the other servers' programs.
+// Ready makes the shared servers answer and installs what is missing of the other servers' programs.
 func Ready(ctx context.Context) error {
 	if _, err := SharedPostgres(); err != nil {
+		return err
+	}
+	if _, err := SharedRabbitMQ(); err != nil {
 		return err
 	}
 	if _, err := installed(ctx, postgresBinaries, "postgresql"); err != nil {
@@ -71,6 +74,9 @@ func Ready(ctx context.Context) error {
 	}
 	if _, err := installed(ctx, pgbouncerBinary, "pgbouncer"); err != nil {
 		return fmt.Errorf("PgBouncer: %w", err)
+	}
+	if _, err := installed(ctx, rabbitScripts, "rabbitmq-server"); err != nil {
+		return fmt.Errorf("RabbitMQ for the tests that stop it: %w", err)
 	}
 	return nil
 }
@@ -231,7 +237,7 @@ func findPostgres(ctx context.Context) (string, error) {
 	case !errors.Is(err, errNoBinaries):
 		return "", err
 	}
-	composeErr := compose(ctx)
+	composeErr := compose(ctx, "postgres")
 	if composeErr == nil {
 		composeErr = eventually(ctx, func() error {
 			_, err := usable(ctx, usualPostgres)
@@ -256,7 +262,7 @@ func joinShared(ctx context.Context) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*startTimeout)
 	defer cancel()
-	dsn, leave, err := shared{folder}.join(ctx)
+	dsn, leave, err := shared{folder, sharedPostgres}.join(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -267,8 +273,8 @@ func joinShared(ctx context.Context) (string, error) {
 // leaveShared is kept reachable, as long as the process lives: it holds the lock.
 var leaveShared atomic.Pointer[func()]
 
-// compose starts the servers of compose.yaml, which stands beside this file.
-func compose(ctx context.Context) error {
+// compose starts a server of compose.yaml, which stands beside this file.
+func compose(ctx context.Context, service string) error {
 	if err := exec.CommandContext(ctx, "docker", "compose", "version").Run(); err != nil {
 		return fmt.Errorf("docker compose version: %w", err)
 	}
@@ -276,7 +282,7 @@ func compose(ctx context.Context) error {
 	if !ok {
 		return errors.New("the program does not know where its source is")
 	}
-	out, err := exec.CommandContext(ctx, "docker", "compose", "-f", filepath.Join(filepath.Dir(here), "compose.yaml"), "up", "-d", "--wait").CombinedOutput()
+	out, err := exec.CommandContext(ctx, "docker", "compose", "-f", filepath.Join(filepath.Dir(here), "compose.yaml"), "up", "-d", "--wait", service).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("docker compose up: %w\n%s", err, out)
 	}

@@ -5,8 +5,12 @@ package testservers
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -122,27 +126,59 @@ func TestVersionIn(t *testing.T) {
 
 func TestShared_OneServerForAllUsersThatEndsAfterThem(t *testing.T) {
 	notInShort(t)
-	folder := privateFolder(t)
 	t.Setenv(keeperEnv+"_LINGER", "1s")
-	users := []*Worker{StartWorker(t, "shared", "HOLD="+folder), StartWorker(t, "shared", "HOLD="+folder)}
-	dsn := users[0].Await(t, "dsn ")
-	if second := users[1].Await(t, "dsn "); second != dsn {
-		t.Errorf("two users have two servers: %s, %s", dsn, second)
+	for _, kind := range []kind{sharedPostgres, sharedRabbitMQ} {
+		t.Run(kind.name, func(t *testing.T) {
+			folder := privateFolder(t)
+			user := func() *Worker { return StartWorker(t, "shared", "HOLD="+folder, "KIND="+kind.name) }
+			users := []*Worker{user(), user()}
+			address := users[0].Await(t, "address ")
+			if second := users[1].Await(t, "address "); second != address {
+				t.Errorf("two users have two servers: %s, %s", address, second)
+			}
+			users[0].Kill()
+			third := user()
+			if again := third.Await(t, "address "); again != address {
+				t.Errorf("a server that was in use was replaced: %s, then %s", address, again)
+			}
+			pids := pidsIn(t, shared{folder, kind}.path("server"))
+			users[1].Kill()
+			third.Kill()
+			within(t, "the server ends", func() error {
+				for _, pid := range pids {
+					if syscall.Kill(pid, 0) == nil {
+						return fmt.Errorf("process %d still runs", pid)
+					}
+				}
+				if kind.ping(t.Context(), address) == nil {
+					return errors.New("it still answers")
+				}
+				if _, err := os.Stat(shared{folder, kind}.path("server")); err == nil {
+					return errors.New("its files are still there")
+				}
+				return nil
+			})
+		})
 	}
-	users[0].Kill()
-	third := StartWorker(t, "shared", "HOLD="+folder)
-	if again := third.Await(t, "dsn "); again != dsn {
-		t.Errorf("a server that was in use was replaced: %s, then %s", dsn, again)
+}
+
+// pidsIn are the processes that a server's folder names.
+func pidsIn(t *testing.T, folder string) (pids []int) {
+	t.Helper()
+	files, _ := filepath.Glob(filepath.Join(folder, "*.pid")) // the pattern is well-formed
+	for _, file := range append(files, filepath.Join(folder, "data", "postmaster.pid")) {
+		text, err := os.ReadFile(file)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		pid, parseErr := strconv.Atoi(strings.SplitN(string(text), "\n", 2)[0])
+		if err = errors.Join(err, parseErr); err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
 	}
-	users[1].Kill()
-	third.Kill()
-	within(t, "the server ends", func() error {
-		if ping(t.Context(), dsn) == nil {
-			return errors.New("it still answers")
-		}
-		if _, err := os.Stat(shared{folder}.path("server")); err == nil {
-			return errors.New("its files are still there")
-		}
-		return nil
-	})
+	if len(pids) == 0 {
+		t.Fatal("the server's folder names no process")
+	}
+	return pids
 }

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// Proxy stands between clients and a server and does what networks do: it cuts connections, goes silent, stops
-// listening, and loses answers.
+// Proxy stands between clients and a server and does what networks do: it cuts connections, goes silent, forgets
+// connections, stops listening, and loses answers.
 type Proxy struct {
 	upstream string
 	addr     string
@@ -35,8 +35,9 @@ type wire interface {
 
 // loss is an answer that shall be lost.
 type loss struct {
-	match func(request string) bool
-	done  chan struct{}
+	match  func(request string) bool
+	forget bool // the connection afterwards, instead of cutting it
+	done   chan struct{}
 }
 
 // link is one connection through the proxy.
@@ -45,6 +46,7 @@ type link struct {
 	client, server net.Conn
 	cut            chan struct{}
 	once           sync.Once
+	forgotten      bool // guarded by the proxy's lock
 
 	mu     sync.Mutex
 	loseAt int   // the exchange whose answer shall be lost; 0 = none
@@ -147,13 +149,36 @@ func (p *Proxy) Speak() {
 	}
 }
 
+// Forget does what a machine in between does when it loses its memory: the connections that there are stay open, and
+// nothing passes on them any more, not even their end. New ones work. It returns how many it forgot.
+func (p *Proxy) Forget() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0
+	for l := range p.links {
+		if !l.forgotten {
+			l.forgotten = true
+			n++
+		}
+	}
+	return n
+}
+
 // LoseReply lets the next request that matches reach the server, waits for the complete answer, swallows it and cuts
 // the connection: the server has done what it was asked to, and the client cannot know. The channel is closed then.
 // Losses that wait at the same time are taken in order, one by each request.
 func (p *Proxy) LoseReply(match func(request string) bool) <-chan struct{} {
+	return p.lose(&loss{match: match, done: make(chan struct{})})
+}
+
+// ForgetAt is LoseReply, but the connection is not cut: it is forgotten, as by Forget.
+func (p *Proxy) ForgetAt(match func(request string) bool) <-chan struct{} {
+	return p.lose(&loss{match: match, forget: true, done: make(chan struct{})})
+}
+
+func (p *Proxy) lose(l *loss) <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	l := &loss{match: match, done: make(chan struct{})}
 	p.losses = append(p.losses, l)
 	return l.done
 }
@@ -227,21 +252,26 @@ func reset(conn net.Conn) {
 	_ = conn.Close()
 }
 
-// gate holds a byte back during a silence.
+// gate holds a byte back during a silence, and for ever on a connection that was forgotten.
 func (l *link) gate() error {
-	l.proxy.mu.Lock()
-	flowing := l.proxy.flowing
-	l.proxy.mu.Unlock()
-	select {
-	case <-flowing:
-		return nil
-	default:
-	}
-	select {
-	case <-flowing:
-		return nil
-	case <-l.cut:
-		return net.ErrClosed
+	for {
+		l.proxy.mu.Lock()
+		flowing, forgotten := l.proxy.flowing, l.forgotten
+		l.proxy.mu.Unlock()
+		if forgotten {
+			<-l.cut
+			return net.ErrClosed
+		}
+		select {
+		case <-flowing:
+			return nil
+		default:
+		}
+		select {
+		case <-flowing: // it may have been forgotten meanwhile
+		case <-l.cut:
+			return net.ErrClosed
+		}
 	}
 }
 
@@ -271,8 +301,15 @@ func (l *link) fate(exchange int) (lost bool) {
 	return l.loss != nil && exchange == l.loseAt
 }
 
-// lose ends a link after the answer has been swallowed.
+// lose ends a link, or forgets it, after the answer has been swallowed.
 func (l *link) lose() error {
+	if l.loss.forget {
+		l.proxy.mu.Lock()
+		l.forgotten = true
+		l.proxy.mu.Unlock()
+		close(l.loss.done)
+		return l.gate()
+	}
 	l.end()
 	close(l.loss.done)
 	return net.ErrClosed

@@ -54,6 +54,67 @@ func TestProxy_Silence(t *testing.T) {
 	}
 }
 
+func TestProxy_ForgetsConnections(t *testing.T) {
+	t.Parallel()
+	proxy, pg := Postgres(t).Proxy(t)
+	conn := pg.Conn(t)
+	if n := proxy.Forget(); n != 1 {
+		t.Errorf("forgot %d connections, want 1", n)
+	}
+	bound, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := conn.Ping(bound); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a connection that was forgotten answers %v", err)
+	}
+	if err := ping(t.Context(), pg.DSN()); err != nil {
+		t.Errorf("a new connection: %v", err)
+	}
+}
+
+func TestProxy_ForgetsConnectionsThatBeginInASilence(t *testing.T) {
+	t.Parallel()
+	proxy, pg := Postgres(t).Proxy(t)
+	proxy.Silence()
+	late := make(chan error, 1)
+	go func() { late <- ping(context.WithoutCancel(t.Context()), pg.DSN()) }()
+	within(t, "a connection begins during the silence", func() error {
+		if proxy.Forget() != 1 {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	proxy.Speak()
+	if err := ping(t.Context(), pg.DSN()); err != nil {
+		t.Errorf("a connection from after the silence: %v", err)
+	}
+	if err := <-late; err == nil {
+		t.Error("a connection that was forgotten came to life with the end of the silence")
+	}
+}
+
+func TestProxy_ForgetsAtAStatement(t *testing.T) {
+	t.Parallel()
+	direct := Postgres(t)
+	direct.Exec(t, `CREATE TABLE done (n int)`)
+	proxy, pg := direct.Proxy(t)
+	conn := pg.Conn(t)
+	lost := proxy.ForgetAt(Containing("INSERT INTO", "done"))
+	asked := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := conn.Exec(ctx, `INSERT INTO done VALUES (1)`)
+		asked <- err
+	}()
+	<-lost
+	if got := Value[int](t, direct, `SELECT count(*) FROM done`); got != 1 {
+		t.Errorf("%d rows, want 1: the server must have done what it was asked to", got)
+	}
+	cancel()
+	if err := <-asked; !errors.Is(err, context.Canceled) {
+		t.Errorf("the statement answers %v", err)
+	}
+}
+
 func TestProxy_LosesRepliesOfStatements(t *testing.T) {
 	t.Parallel()
 	for name, mode := range map[string]pgx.QueryExecMode{

@@ -16,12 +16,13 @@ import (
 )
 
 const (
-	// linger is how long the shared server outlives its last user: packages of one run follow each other.
+	// linger is how long a shared server outlives its last user: packages of one run follow each other.
 	linger    = time.Minute
 	keeperEnv = "LEASEBUS_TESTSERVERS_KEEPER"
+	kindEnv   = keeperEnv + "_KIND"
 )
 
-// The process that keeps the shared server is the program that first needed it, started again. So that no test package
+// The process that keeps a shared server is the program that first needed it, started again. So that no test package
 // can forget it, it begins here.
 func init() { //nolint:gochecknoinits // see above
 	folder := os.Getenv(keeperEnv)
@@ -32,15 +33,40 @@ func init() { //nolint:gochecknoinits // see above
 	if given, err := time.ParseDuration(os.Getenv(keeperEnv + "_LINGER")); err == nil {
 		wait = given
 	}
-	if err := keep(folder, wait); err != nil {
+	keeper := shared{folder, sharedPostgres}
+	if os.Getenv(kindEnv) == sharedRabbitMQ.name {
+		keeper.kind = sharedRabbitMQ
+	}
+	if err := keeper.keep(wait); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	os.Exit(0)
 }
 
+// kept is a server that was started from binaries.
+type kept interface {
+	start(ctx context.Context) error
+	stop(ctx context.Context, how syscall.Signal) error
+	address() string        // a connection string
+	ended() <-chan struct{} // closed when its process is over
+	log() string            // the file's path
+}
+
+// kind is what there can be one of for all test processes of a user.
+type kind struct {
+	name string
+	new  func(ctx context.Context, folder string) (kept, error)
+	ping func(ctx context.Context, address string) error
+	// end is the signal to stop it by, when nobody is connected.
+	end syscall.Signal
+}
+
 // shared is the server of a user's test processes. Each user holds its users.lock shared, for as long as it lives.
-type shared struct{ folder string }
+type shared struct {
+	folder string
+	kind   kind
+}
 
 func (s shared) path(name string) string { return filepath.Join(s.folder, name) }
 
@@ -77,7 +103,7 @@ func (s shared) find(ctx context.Context) (string, error) {
 	}
 	defer log.Close()
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), keeperEnv+"="+s.folder)
+	cmd.Env = append(os.Environ(), keeperEnv+"="+s.folder, kindEnv+"="+s.kind.name)
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
@@ -93,7 +119,7 @@ func (s shared) find(ctx context.Context) (string, error) {
 		return err
 	})
 	if err != nil {
-		return "", fmt.Errorf("start the shared PostgreSQL: %w\n%s", err, tail(s.path("keeper.log")))
+		return "", fmt.Errorf("start the shared %s: %w\n%s", s.kind.name, err, tail(s.path("keeper.log")))
 	}
 	return dsn, nil
 }
@@ -103,12 +129,12 @@ func (s shared) answering(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return string(dsn), ping(ctx, string(dsn))
+	return string(dsn), s.kind.ping(ctx, string(dsn))
 }
 
 // keep runs the shared server until nobody has used it for a while.
-func keep(folder string, wait time.Duration) error {
-	s, ctx := shared{folder}, context.Background()
+func (s shared) keep(wait time.Duration) error {
+	ctx := context.Background()
 	only, err := lockFile(ctx, s.path("keeper.lock"), syscall.LOCK_EX)
 	if err != nil {
 		return err
@@ -123,8 +149,8 @@ func keep(folder string, wait time.Duration) error {
 	defer tick.Stop()
 	for {
 		select {
-		case <-server.running.done:
-			return fmt.Errorf("postgres ended: %w\n%s", server.running.err, tail(filepath.Join(server.folder, "postgres.log")))
+		case <-server.ended():
+			return fmt.Errorf("%s ended\n%s", s.kind.name, tail(server.log()))
 		case <-tick.C:
 		}
 		over, err := s.end(ctx, server, time.Since(unused) > wait)
@@ -141,9 +167,14 @@ func keep(folder string, wait time.Duration) error {
 }
 
 // begin starts a new server in place of what a keeper may have left that was killed.
-func (s shared) begin(ctx context.Context) (*instance, error) {
+func (s shared) begin(ctx context.Context) (kept, error) { //nolint:ireturn // there are two of them
 	home := s.path("server")
-	if text, err := os.ReadFile(filepath.Join(home, "data", "postmaster.pid")); err == nil {
+	left, _ := filepath.Glob(filepath.Join(home, "*.pid")) // the pattern is well-formed
+	for _, file := range append(left, filepath.Join(home, "data", "postmaster.pid")) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue
+		}
 		if pid, err := strconv.Atoi(strings.SplitN(string(text), "\n", 2)[0]); err == nil {
 			_ = syscall.Kill(pid, syscall.SIGQUIT)
 		}
@@ -151,7 +182,7 @@ func (s shared) begin(ctx context.Context) (*instance, error) {
 	if err := errors.Join(os.RemoveAll(s.path("dsn")), os.RemoveAll(home), os.Mkdir(home, 0o755)); err != nil {
 		return nil, err
 	}
-	server, err := newInstance(ctx, home, "max_connections=1000")
+	server, err := s.kind.new(ctx, home)
 	if err != nil {
 		return nil, err
 	}
@@ -159,7 +190,7 @@ func (s shared) begin(ctx context.Context) (*instance, error) {
 		return nil, err
 	}
 	unfinished := s.path("dsn.unfinished")
-	if err := os.WriteFile(unfinished, []byte(server.dsn("postgres")), 0o644); err != nil {
+	if err := os.WriteFile(unfinished, []byte(server.address()), 0o644); err != nil {
 		return nil, err
 	}
 	return server, os.Rename(unfinished, s.path("dsn"))
@@ -176,7 +207,7 @@ func (s shared) used() bool {
 }
 
 // end stops the server if it is due and nobody uses it. Who comes meanwhile waits, and starts another one.
-func (s shared) end(ctx context.Context, server *instance, due bool) (bool, error) {
+func (s shared) end(ctx context.Context, server kept, due bool) (bool, error) {
 	if !due {
 		return false, nil
 	}
@@ -187,7 +218,7 @@ func (s shared) end(ctx context.Context, server *instance, due bool) (bool, erro
 	defer f.Close()
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	return true, errors.Join(os.Remove(s.path("dsn")), server.stop(ctx, syscall.SIGINT), os.RemoveAll(server.folder))
+	return true, errors.Join(os.Remove(s.path("dsn")), server.stop(ctx, s.kind.end), os.RemoveAll(s.path("server")))
 }
 
 func tryLock(path string) (*os.File, error) {

@@ -24,6 +24,9 @@ type Backend struct {
 	Open func(t *testing.T) Store
 	// Capabilities are what the backend promises.
 	Capabilities Capabilities
+	// Prepare, if set, makes what the messages of a policy need before the first one is published, such as the queues of a
+	// broker. It is called once for each queue.
+	Prepare func(t *testing.T, store Store, policy *leasebus.Policy)
 	// Lease is how long the leases of the cases are: the unit of all their times. At least 100 ms.
 	Lease time.Duration
 	// Wrap, if set, runs the body of every case: synctest.Test for a backend without goroutines and connections of its
@@ -54,13 +57,16 @@ type Capabilities struct {
 	ScheduledPublish bool
 	// Verify: [leasebus.SettleVerify] is answered from what is stored (S17).
 	Verify bool
+	// Pull: what no feed has leased can be leased by any. Without it, messages are sent to a feed ahead of Lease, up to a
+	// bound that follows the concurrency, and go to others only when that feed stops.
+	Pull bool
 }
 
 // Everything is what a backend promises that keeps the whole contract.
 func Everything() Capabilities {
 	return Capabilities{
 		LeaseExpiry: true, FencingToken: true, AttemptsAtLease: true, OneDeadLetter: true,
-		Operate: true, Edit: true, ScheduledPublish: true, Verify: true,
+		Operate: true, Edit: true, ScheduledPublish: true, Verify: true, Pull: true,
 	}
 }
 
@@ -76,6 +82,7 @@ const (
 	edit
 	scheduledPublish
 	verify
+	pull
 
 	// ownLease is what a worker of whom nothing is heard any more is told apart by.
 	ownLease = leaseExpiry | fencingToken | attemptsAtLease
@@ -99,6 +106,7 @@ func (c Capabilities) list() []struct {
 		{edit, "Edit", c.Edit},
 		{scheduledPublish, "ScheduledPublish", c.ScheduledPublish},
 		{verify, "Verify", c.Verify},
+		{pull, "Pull", c.Pull},
 	}
 }
 

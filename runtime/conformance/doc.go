@@ -17,6 +17,10 @@
 // Backends differ in what they can promise, and say so in [Capabilities]. A case that needs a promise which is not given
 // is not listed; where the opposite can be held, another case holds it. What was declared is printed once.
 //
+// A broker that sends messages ahead to its consumers does not promise [Capabilities.Pull]: where a case has two of them
+// on one queue, the first one leaves before the second one is to find something. Its queues are made by
+// [Backend.Prepare].
+//
 // # Time
 //
 // Every duration in a case is a fraction or a multiple of [Backend.Lease], and a case waits for conditions, never for a

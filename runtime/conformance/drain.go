@@ -28,6 +28,7 @@ var drainCases = []testCase{
 }
 
 func drainReleases(t *trial) {
+	t.unhurried()
 	w := t.newWorker(t.store, leasebus.WithConcurrency(1))
 	g := t.newGate()
 	hold := func(context.Context, leasebus.Delivery, string) error { <-g.open; return nil }
@@ -151,11 +152,13 @@ func abandonedIsReported(t *trial) {
 
 func refundsAreCapped(t *trial) {
 	t.policy.Retry.Initial = t.lease / 10
+	t.policy.Retry.WaitInBrokerFrom = new(time.Duration) // a consumer would forget a wait that it holds
 	t.publish("longer than every deploy")
 	k := t.subscribe()
 	for range 10 {
 		k.settled(leasebus.Settlement{Lease: k.takeOne(), Kind: leasebus.SettleRelease, Started: true})
 	}
+	k.leave()
 	w := t.work(func(ctx context.Context, _ leasebus.Delivery, _ string) error {
 		<-ctx.Done()
 		return ctx.Err()
@@ -164,7 +167,7 @@ func refundsAreCapped(t *trial) {
 	w.drained()
 	want(t, "counter Released", w.Stats().Released, 0)
 	want(t, "counter Failed", w.Stats().Failed, 1)
-	want(t, "attempt after the eleventh interruption", k.takeOne().Attempt, 2)
+	want(t, "attempt after the eleventh interruption", t.subscribe().takeOne().Attempt, 2)
 }
 
 func drainWithDoneContext(t *trial) {
@@ -301,9 +304,11 @@ func longPauseGivesBack(t *trial) {
 	if runs[0].id == ids[0] {
 		waiting = second
 	}
-	l := waiting.subscribe().takeOne()
+	k := waiting.subscribe()
+	l := k.takeOne()
 	want(t, "attempt of what a long pause gave back", l.Attempt, 1)
 	want(t, "interruptions of what a long pause gave back", l.Interruptions, 0)
+	k.leave()
 	g.lift()
 	w.untilSettled(2)
 	w.Resume()

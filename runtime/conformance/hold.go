@@ -29,7 +29,7 @@ var processorLeaseCases = []testCase{
 	{name: "S17_completion_in_the_handlers_transaction_counts", needs: verify, run: completedInTransaction},
 	{name: "S17_transaction_that_did_not_commit_is_a_failure", needs: verify, run: uncommittedTransaction},
 	{name: "S6_lease_lost_while_it_waits_is_not_started", needs: leaseExpiry | attemptsAtLease, run: lostWhileWaiting},
-	{name: "S2_slow_handlers_hoard_nothing", run: slowHandlersHoardNothing},
+	{name: "S2_slow_handlers_hoard_nothing", needs: pull, run: slowHandlersHoardNothing},
 	{name: "S54_resume_goes_on_when_the_store_is_back", run: resumeGoesOn},
 	{name: "S54_C9_3_leasing_goes_on_after_a_store_was_away", run: leasingGoesOn},
 	{name: "S2_C2_1_several_processors_handle_each_message_once", run: severalProcessors},
@@ -97,6 +97,7 @@ func oneFailedRenewal(t *trial) {
 }
 
 func cancelledBeforeTheEnd(t *trial) {
+	t.unhurried()
 	id := t.publish("cut off")[0]
 	u := &unreliable{Source: t.store}
 	u.noRenew.Store(true)
@@ -296,7 +297,7 @@ func refusedTextIsReplaced(t *trial) {
 		return s.Failure != nil && s.Failure.Text == "bad text"
 	}}
 	w, bad := t.oneAmong(40, u)
-	w.untilSettled(41)
+	w.untilHandled(41)
 	want(t, "counter Succeeded", w.Stats().Succeeded, 40)
 	want(t, "counter DeadLettered", w.Stats().DeadLettered, 1)
 	d := t.buriedAs(bad, leasebus.ReasonPermanent, 1, "")
@@ -438,7 +439,7 @@ func slowHandlersHoardNothing(t *trial) {
 		return nil
 	}, leasebus.WithConcurrency(workers))
 	t.publishMany(2000) // so fast that the processor looks far ahead
-	w.untilSettled(2000)
+	w.untilHandled(2000)
 	out := make([]leasebus.Outgoing, slow)
 	for i := range out {
 		out[i] = t.outgoing("slow")
@@ -484,7 +485,7 @@ func leasingGoesOn(t *trial) {
 		t.Errorf("a store that was away for %v was asked %d times: that is a hot loop", time.Since(since), calls)
 	}
 	u.noLease.Store(false)
-	w.untilSettled(20)
+	w.untilHandled(20)
 }
 
 func severalProcessors(t *trial) {

@@ -3,6 +3,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -94,7 +95,7 @@ func failingHooks(t *trial) {
 }
 
 func settledHookSees(t *trial) {
-	t.publish("done", "bad", "later")
+	ids := t.publish("done", "bad", "later")
 	mine := errors.New("no use")
 	w := t.work(func(_ context.Context, _ leasebus.Delivery, value string) error {
 		switch value {
@@ -105,7 +106,8 @@ func settledHookSees(t *trial) {
 		}
 		return nil
 	}, leasebus.WithConcurrency(1))
-	outcomes := w.untilSettled(3)
+	outcomes := w.untilSettled(3) // in the order in which the store answered
+	slices.SortFunc(outcomes, func(a, b outcome) int { return slices.Index(ids, a.id) - slices.Index(ids, b.id) })
 	for i, o := range outcomes {
 		t.wantResult("result", o.Result, leasebus.ResultOK)
 		want(t, "kind", o.Kind, []leasebus.SettlementKind{leasebus.SettleComplete, leasebus.SettleDeadLetter, leasebus.SettleDefer}[i])
@@ -133,6 +135,7 @@ func originOf(d leasebus.Delivery) published {
 // chain publishes a message whose handler publishes another, and returns what the handlers saw.
 func (t *trial) chain(opts ...leasebus.PublishOption) (parent, child published) {
 	t.Helper()
+	t.prepare(t.policy)
 	publisher, err := leasebus.NewTypedPublisher[*wrapperspb.StringValue](t.policy, t.store)
 	t.must(err, "make a publisher")
 	seen := make(chan published, 100) // so that no handler waits, whatever comes back
@@ -173,6 +176,7 @@ func explicitCorrelationWins(t *trial) {
 
 func publishGate(t *trial) {
 	g := leasebus.NewPublishGate(t.store)
+	t.prepare(t.policy)
 	publisher, err := leasebus.NewTypedPublisher[*wrapperspb.StringValue](t.policy, g)
 	t.must(err, "make a publisher")
 	g.Pause()

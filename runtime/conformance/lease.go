@@ -205,6 +205,7 @@ func consumersAreDisjoint(t *trial) {
 }
 
 func liveLeaseIsNotGiven(t *trial) {
+	t.unhurried()
 	t.publish("mine")
 	k, rival := t.subscribe(), t.subscribe()
 	l := k.takeOne()
@@ -259,6 +260,7 @@ func expiredLeaseIsLeasedAgain(t *trial) {
 }
 
 func ownerLabelPlaysNoPart(t *trial) {
+	t.unhurried()
 	t.publish("orphan")
 	sent := time.Now()
 	first := t.subscribeAs("host:1#same").takeOne()

@@ -127,6 +127,7 @@ func requeueAllTakesNoneTwice(t *trial) {
 }
 
 func managerEdits(t *trial) {
+	t.prepare(t.policy)
 	publisher, err := leasebus.NewTypedPublisher[*wrapperspb.StringValue](t.policy, t.store)
 	t.must(err, "make a publisher")
 	receipt, err := publisher.Publish(t.ctx, wrapperspb.String("wrong"), leasebus.WithCorrelation("flow 7"), leasebus.WithHeader("x", "y"))

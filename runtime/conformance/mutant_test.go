@@ -75,7 +75,7 @@ var mutants = map[string]struct {
 	}), "S19_C4_7_deferral_gives_the_attempt_back"},
 	"a release waits": {everySettlement(func(s *leasebus.Settlement) {
 		if s.Kind == leasebus.SettleRelease {
-			s.Kind, s.Delay = leasebus.SettleDefer, time.Minute
+			s.Kind, s.Delay = leasebus.SettleDefer, 10*time.Minute
 		}
 	}), "S50_release_is_at_once_visible_to_others"},
 	"interruptions are not counted": {

@@ -229,6 +229,7 @@ func receiptsTellWhatWasTaken(t *trial) {
 	out := []leasebus.Outgoing{t.outgoing("first"), t.outgoing("bad"), t.outgoing("last")}
 	out[1].OrderingKey = "a\x00b"
 	receipts := make([]leasebus.Receipt, len(out))
+	t.prepare(t.policy)
 	if err := t.store.Publish(t.ctx, out, receipts); !errors.Is(err, leasebus.ErrInvalidEnvelope) {
 		t.Errorf("publish of a batch with a bad one: got error %v, want one that matches ErrInvalidEnvelope", err)
 	}

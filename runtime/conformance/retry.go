@@ -54,7 +54,7 @@ func jitterStaysInRange(t *trial) {
 		return nil
 	})
 	seen := make(map[time.Duration]bool)
-	for _, o := range w.untilSettled(100) {
+	for _, o := range w.untilHandled(100) {
 		if o.Kind != leasebus.SettleRetry {
 			continue
 		}
@@ -69,6 +69,7 @@ func jitterStaysInRange(t *trial) {
 }
 
 func tooOldIsExpired(t *trial) {
+	t.unhurried()
 	t.policy.Retry = leasebus.FixedRetry(1000, t.lease/4)
 	t.policy.Retry.Jitter, t.policy.Retry.GiveUpAfter = 0, t.lease
 	sent := time.Now()
@@ -85,6 +86,7 @@ func tooOldIsExpired(t *trial) {
 }
 
 func requeueRestartsTheAge(t *trial) {
+	t.unhurried()
 	t.policy.Retry = leasebus.FixedRetry(2, t.lease/10)
 	t.policy.Retry.GiveUpAfter = t.lease
 	id := t.publish("failing")[0]
@@ -107,9 +109,8 @@ func failingHoldsNobodyUp(t *trial) {
 		}
 		return nil
 	}, leasebus.WithConcurrency(1))
-	w.untilSettled(1 + len(good))
-	want(t, "counter Succeeded", w.Stats().Succeeded, 10)
-	want(t, "counter Failed", w.Stats().Failed, 1)
+	// A slow machine may have the processor give back what waits, so that settlements are not counted.
+	t.until("everything was handled", func() bool { return w.Stats().Succeeded == int64(len(good)) && w.Stats().Failed == 1 })
 }
 
 func timeoutIsAFailure(t *trial) {

@@ -331,6 +331,7 @@ func verifyOfAStaleLease(t *trial) {
 }
 
 func deferralGivesTheAttemptBack(t *trial) {
+	t.unhurried()
 	t.publish("patient")
 	k := t.subscribe()
 	for range 30 {
@@ -350,6 +351,7 @@ func deferralGivesTheAttemptBack(t *trial) {
 }
 
 func retryIsDueAfterItsDelay(t *trial) {
+	t.unhurried()
 	t.publish("failing")
 	k := t.subscribe()
 	l := k.takeOne()
@@ -396,6 +398,7 @@ func waitingHoldsNobodyUp(t *trial) {
 }
 
 func releaseIsVisible(t *trial) {
+	t.unhurried()
 	t.publishMany(10)
 	k, other := t.subscribe(), t.subscribe()
 	leases := k.take(10)
@@ -404,6 +407,7 @@ func releaseIsVisible(t *trial) {
 		batch[i] = leasebus.Settlement{Lease: l, Kind: leasebus.SettleRelease}
 	}
 	k.settled(batch...)
+	k.leave()
 	released := time.Now()
 	again := other.take(10)
 	if took := time.Since(released); t.can(leaseExpiry) && took > t.lease*9/10 {

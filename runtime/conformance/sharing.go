@@ -23,7 +23,7 @@ func workersRunInParallel(t *trial) {
 	want(t, "running handlers", w.InFlight(), 5)
 	want(t, "handler calls while none returns", len(w.untilRuns(5)), 5)
 	g.lift()
-	w.untilSettled(10)
+	w.untilHandled(10)
 	want(t, "running handlers at the end", w.InFlight(), 0)
 	want(t, "held at the end", w.Held(), 0)
 }
@@ -46,7 +46,7 @@ func floodedQueueShares(t *trial) {
 	t.publishMany(flood)
 	second.publishMany(few)
 	w.start()
-	w.untilSettled(flood + few)
+	w.untilHandled(flood + few)
 	if n := floodWhenFewWereDone.Load(); n > flood/2 {
 		t.Errorf("when the %d messages of the small queue were handled, the flooded one stood at %d of %d: it took the other's share", few, n, flood)
 	}
@@ -75,7 +75,7 @@ func handlerKeepsToItsLimit(t *trial) {
 	second = w.registerSecond(func(context.Context, leasebus.Delivery, string) error { otherFinished.Add(1); return nil })
 	second.publishMany(40)
 	w.start()
-	w.untilSettled(80)
+	w.untilHandled(80)
 	want(t, "most handlers at once, with MaxConcurrency(3)", most, 3)
 	want(t, "messages of the other handler", otherFinished.Load(), 40)
 }

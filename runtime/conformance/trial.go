@@ -30,10 +30,12 @@ type trial struct {
 	policy  *leasebus.Policy
 	// lease is the length of leases, the unit of time.
 	lease time.Duration
+	// prepared are the queues that can be published to.
+	prepared map[string]bool
 }
 
 func newTrial(t *testing.T, b Backend) *trial {
-	c := &trial{T: t, backend: b, store: b.Open(t), ctx: t.Context(), lease: b.Lease}
+	c := &trial{T: t, backend: b, store: b.Open(t), ctx: t.Context(), lease: b.Lease, prepared: make(map[string]bool)}
 	c.queue = c.newQueue()
 	c.policy = c.policyFor(c.queue)
 	return c
@@ -54,6 +56,13 @@ func (t *trial) policyFor(queue string) *leasebus.Policy {
 	p.Retry = leasebus.FixedRetry(3, t.lease/10)
 	p.Retry.Jitter = 0
 	return &p
+}
+
+// unhurried makes leases and waits longer, for cases in which something is to happen before one ends: a busy machine may
+// take half a second for a statement. Call it first.
+func (t *trial) unhurried() {
+	t.lease *= 4
+	t.policy = t.policyFor(t.queue)
 }
 
 // can reports whether the backend promises all of c.
@@ -145,9 +154,26 @@ func (t *trial) publishMany(n int) []leasebus.ID {
 	return ids
 }
 
+// prepare makes a policy's messages publishable.
+func (t *trial) prepare(policy *leasebus.Policy) {
+	t.Helper()
+	if t.backend.Prepare == nil || t.prepared[policy.Queue] {
+		return
+	}
+	t.prepared[policy.Queue] = true
+	t.backend.Prepare(t.T, t.store, policy)
+}
+
 // send stores envelopes in one call.
 func (t *trial) send(out ...leasebus.Outgoing) {
 	t.Helper()
+	for i := range out {
+		if out[i].Queue == t.queue {
+			t.prepare(t.policy)
+		} else {
+			t.prepare(t.policyFor(out[i].Queue))
+		}
+	}
 	receipts := make([]leasebus.Receipt, len(out))
 	t.must(t.store.Publish(t.ctx, out, receipts), "publish %d envelopes", len(out))
 	for i := range receipts {
@@ -202,6 +228,14 @@ func (t *trial) subscription(k *consumer) leasebus.Subscription {
 			default:
 			}
 		},
+	}
+}
+
+// leave gives others what k was sent ahead, where a backend does that, and lets it take no more.
+func (k *consumer) leave() {
+	k.t.Helper()
+	if !k.t.can(pull) {
+		k.t.must(k.Stop(k.t.ctx), "stop")
 	}
 }
 

@@ -172,12 +172,14 @@ func validationFails(t *trial) {
 func unknownTypeIsDeferred(t *trial) {
 	unknown := t.outgoing("from the future")
 	unknown.Type = "future.v2.Message"
+	good := t.publish("good")[0]
+	patience := min(4*t.lease, 10*time.Second) // less than after which it would be looked at again
+	w := t.work(func(context.Context, leasebus.Delivery, string) error { return nil }, leasebus.WithUnhandledAfter(patience))
+	w.untilSettled(1) // it works by now, so that it sees the next one in time
 	sent := time.Now()
 	t.send(unknown)
-	good := t.publish("good")[0]
-	w := t.work(func(context.Context, leasebus.Delivery, string) error { return nil }, leasebus.WithUnhandledAfter(t.lease/2))
 	w.untilSettled(3)
-	t.notBefore("a message of an unknown type was dead-lettered", sent, t.lease/2)
+	t.notBefore("a message of an unknown type was dead-lettered", sent, patience)
 	d := t.buriedAs(unknown.ID, leasebus.ReasonUnhandledType, 0, "future.v2.Message")
 	want(t, "type of the dead letter", d.Type, unknown.Type)
 	want(t, "counter Deferred", w.Stats().Deferred, 1)

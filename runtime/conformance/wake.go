@@ -68,7 +68,10 @@ func (t *trial) wakesBy(why string, cause func(*consumer, *leasebus.Lease)) {
 	t.publish("message")
 	other := t.subscribe()
 	l := other.takeOne()
-	t.wakes(why, func() { cause(other, l) })
+	t.wakes(why, func() {
+		cause(other, l)
+		other.leave()
+	})
 }
 
 // wokenFor leases only when it is woken, until it gets a message.

@@ -164,9 +164,22 @@ func (w *worker) untilRuns(n int) []run {
 // untilSettled waits until n settlements were answered, and checks that there are no more.
 func (w *worker) untilSettled(n int) []outcome {
 	w.t.Helper()
+	return w.untilOutcomes("everything was settled", n, func(outcome) bool { return true })
+}
+
+// untilHandled is untilSettled without what was released: a processor on a busy machine may give back what waits for its
+// slots, and lease it again.
+func (w *worker) untilHandled(n int) []outcome {
+	w.t.Helper()
+	return w.untilOutcomes("everything was handled", n, func(o outcome) bool { return o.Kind != leasebus.SettleRelease })
+}
+
+func (w *worker) untilOutcomes(what string, n int, counts func(outcome) bool) []outcome {
+	w.t.Helper()
 	var outcomes []outcome
-	w.t.until("everything was settled", func() bool {
+	w.t.until(what, func() bool {
 		_, outcomes = w.recorded()
+		outcomes = slices.DeleteFunc(outcomes, func(o outcome) bool { return !counts(o) })
 		return len(outcomes) >= n
 	})
 	if len(outcomes) > n {

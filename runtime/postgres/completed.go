@@ -53,7 +53,7 @@ func readCompleted(r *row) (leasebus.CompletedMessage, error) {
 		LastOwner:   string(r.text(10)),
 	}
 	// What the state of a message tells is the same, completed or dead.
-	var told leasebus.DeadLetter
+	told := leasebus.DeadLetter{Envelope: leasebus.Envelope{ID: m.ID}}
 	if err := readPast(r, &told); err != nil {
 		return m, fmt.Errorf("message %s: %w", m.ID, err)
 	}

@@ -5,107 +5,170 @@ import (
 	"time"
 )
 
-func testCursor() *cursor {
-	c := &cursor{sweepEvery: time.Hour}
-	c.claimFrom(time.Now(), false) // the first claim is a sweep
-	return c
+// claimAt runs one claim and returns where it began; -1 if there was nothing to look for.
+func (c *cursor) claimAt(top int64, full bool) int64 {
+	p := c.begin(time.Now(), false)
+	if p == nil {
+		return -1
+	}
+	c.found(p, top, full, 0)
+	return p.from
 }
 
 func TestCursor_FollowsTheClaims(t *testing.T) {
 	t.Parallel()
-	c := testCursor()
-	for _, step := range []struct {
-		top  int64
-		full bool
-		next int64
+	var c cursor
+	for i, step := range []struct {
+		arrived   int64 // 0 = nothing
+		from, top int64
+		full      bool
 	}{
-		{100, true, 101},
-		{150, false, 151},
-		{40, false, 151}, // what was found behind was all there is
-		{40, true, 41},   // there may be more: a late batch is drained at full speed
+		{0, 0, 100, true},
+		{0, 101, 150, false},
+		{0, -1, 0, false}, // dry: nobody claims
+		{40, 40, 45, true},
+		{0, 46, 50, false},   // that was all of it,
+		{160, 151, 0, false}, // so that the next claim begins where the cursor had been
+		{0, -1, 0, false},
+		{20, 20, 25, true}, // a late batch is drained at full speed
+		{0, 26, 30, true},
 	} {
-		_, was := c.claimFrom(time.Now(), false)
-		c.advance(was, step.top, step.full)
-		if from, _ := c.claimFrom(time.Now(), false); from != step.next {
-			t.Errorf("after a claim up to %d (full: %t) the next one begins at %d, want %d", step.top, step.full, from, step.next)
+		if step.arrived != 0 {
+			c.arrived(step.arrived)
+		}
+		if from := c.claimAt(step.top, step.full); from != step.from {
+			t.Fatalf("step %d: the claim begins at %d, want %d", i, from, step.from)
 		}
 	}
 }
 
 func TestCursor_AnArrivalDuringAClaimStands(t *testing.T) {
 	t.Parallel()
-	c := testCursor()
-	c.advance(0, 100, true)
-	_, was := c.claimFrom(time.Now(), false)
-	c.arrived(50) // committed late
-	c.advance(was, 200, true)
-	if from, _ := c.claimFrom(time.Now(), false); from != 50 {
-		t.Errorf("the next claim begins at %d, want 50", from)
-	}
-	c.arrived(70)
-	if from, _ := c.claimFrom(time.Now(), false); from != 50 {
-		t.Errorf("an arrival in front moved the cursor to %d", from)
-	}
-}
-
-// Nothing is ever below the low-water mark: not what a transaction that is still open will add.
-func TestCursor_LowWaterWaitsForOpenTransactions(t *testing.T) {
-	t.Parallel()
-	c := testCursor()
-	want := func(low int64) {
-		t.Helper()
-		if got, _ := c.lowMark(time.Now()); got != low {
-			t.Fatalf("low-water mark %d, want %d", got, low)
+	for _, full := range []bool{true, false} {
+		c := cursor{next: 101, far: 101}
+		p := c.begin(time.Now(), false)
+		c.arrived(50) // committed late
+		c.found(p, 200, full, 0)
+		if from := c.claimAt(0, false); from != 50 {
+			t.Errorf("full %t: the next claim begins at %d, want 50", full, from)
+		}
+		c.arrived(300)
+		if from := c.claimAt(0, false); from != 101 {
+			t.Errorf("full %t: an arrival in front moved the cursor to %d, want 101", full, from)
 		}
 	}
-	c.mark(0, 0, 1000, 500, 501) // transaction 500 is open: it may hold any position below 1000
-	want(0)
-	c.mark(0, 0, 1500, 500, 600)
-	want(0)
-	c.mark(0, 700, 2000, 600, 601) // it has ended, and left something at 700
-	want(700)
-	c.mark(0, 0, 9000, 700, 701) // an answer to an older question
-	want(700)
-	c.mark(700, 0, 3000, 700, 701) // 2000 was reached when 600 was the newest
-	want(2000)
-	c.mark(2000, 1, 4000, 800, 801) // marks never go back
-	want(2000)
 }
 
-func TestCursor_SweepsFromTheMarkAndSometimesFromTheBeginning(t *testing.T) {
+func TestCursor_TwoClaimsAtOnce(t *testing.T) {
 	t.Parallel()
-	c := testCursor()
-	c.low, c.next = 500, 900
-	c.sweepSoon(false)
-	if from, _ := c.claimFrom(time.Now(), false); from != 500 {
-		t.Errorf("a sweep begins at %d, want the low-water mark 500", from)
+	var c cursor
+	a, b := c.begin(time.Now(), false), c.begin(time.Now(), false)
+	c.found(b, 1000, true, 0) // it has left out what the other one has
+	c.found(a, 500, true, 0)
+	if from := c.claimAt(1500, true); from != 1001 {
+		t.Errorf("the next claim begins at %d, want 1001", from)
 	}
-	if from, _ := c.claimFrom(time.Now(), false); from != 900 {
-		t.Errorf("after a sweep claims begin at %d, want the cursor 900", from)
+
+	a = c.begin(time.Now(), false)
+	c.arrived(700)
+	b = c.begin(time.Now(), false)
+	c.found(b, 720, true, 0)
+	c.found(a, 2000, true, 0) // it may not have seen what is behind 720
+	if from := c.claimAt(0, false); from != 721 {
+		t.Errorf("the next claim begins at %d, want 721", from)
 	}
-	c.sweepSoon(true)
-	if from, _ := c.claimFrom(time.Now(), false); from != 0 {
-		t.Errorf("a whole sweep begins at %d, want 0", from)
+
+	c.arrived(3000)
+	a, b = c.begin(time.Now(), false), c.begin(time.Now(), false)
+	c.found(a, 0, false, 0)
+	c.failed(b)
+	if from := c.claimAt(0, false); from != a.from || from > b.from {
+		t.Errorf("after a claim that failed at %d the next one begins at %d, want %d", b.from, from, a.from)
 	}
-	c.sweepSoon(false)
-	if from, _ := c.claimFrom(time.Now().Add(2*wholeEvery), false); from != 0 {
-		t.Errorf("after %v a sweep begins at %d, want 0", 2*wholeEvery, from)
+}
+
+// A claim may jump to the front, but not over what this process has not looked at or has heard of.
+func TestCursor_S9_FloorsHoldUntilTheyAreReached(t *testing.T) {
+	t.Parallel()
+	var c cursor
+	claim := func(from, floor int64) *pass {
+		t.Helper()
+		p := c.begin(time.Now(), false)
+		if p == nil {
+			t.Fatal("nothing is looked for")
+		}
+		if p.from != from || p.floor != floor {
+			t.Fatalf("a claim looks from %d, and jumps to %d at most; want %d and %d", p.from, p.floor, from, floor)
+		}
+		return p
 	}
+	c.found(claim(0, 0), 99, true, 5000)
+	c.found(claim(100, 100), 5200, true, 5000) // others held all between
+	c.found(claim(5201, noFloor), 7000, true, 6000)
+	c.arrived(9000)
+	c.found(claim(7001, 9000), 7500, true, 8000)
+	c.found(claim(7501, 9000), 9000, true, 12000) // reached, but more of the same may be there
+	c.found(claim(9001, 9001), 12000, true, 12000)
+
+	// One goes to the front while another one looks at what came late.
+	c.arrived(3000)
+	late, ahead := claim(3000, 3000), claim(3000, noFloor)
+	c.found(late, 3009, true, 15000)
+	c.found(ahead, 15100, false, 15000)
+	late = claim(3010, 3010)
+	c.failed(late)
+	c.found(claim(3010, 3010), 3015, false, 15000)
+	if p := c.begin(time.Now(), false); p != nil && p.floor != noFloor {
+		t.Errorf("after all was seen, a claim jumps to %d at most", p.floor)
+	}
+
+	deaf := cursor{next: 70, far: 70, floor: noFloor}
+	if p := deaf.begin(time.Now(), true); p.floor != p.from {
+		t.Errorf("a claim that hears nothing looks from %d, and jumps to %d", p.from, p.floor)
+	}
+}
+
+func TestCursor_UnseenIsWhatNoClaimIsGoingToSee(t *testing.T) {
+	t.Parallel()
+	var c cursor
+	want := func(wantFrom, wantBelow int64, recent bool) {
+		t.Helper()
+		if from, below := c.unseen(recent); from != wantFrom || below != wantBelow {
+			t.Errorf("unseen (recent: %t) is [%d, %d), want [%d, %d)", recent, from, below, wantFrom, wantBelow)
+		}
+	}
+	want(0, 0, false) // the first claim will look everywhere
+	c.claimAt(100, true)
+	want(0, 101, false)
+	c.claimAt(150, false)
+	want(0, maxPosition, false)
+	want(0, maxPosition, true) // the cursor has not been here for long
+	for i := range c.lookBack {
+		c.lookBack[i] = 120 + int64(i)
+	}
+	want(120, maxPosition, true)
 }
 
 func TestCursor_LooksBackWhileDeaf(t *testing.T) {
 	t.Parallel()
-	c := testCursor()
+	var c cursor
 	now := time.Now()
 	for i := range lookBackSteps * 3 {
 		now = now.Add(lookBackEvery)
-		from, was := c.claimFrom(now, true)
-		if lag := was - from; i > lookBackSteps && lag != int64(lookBackSteps)*10 {
+		was := c.next
+		p := c.begin(now, true)
+		if lag := was - p.from; i > lookBackSteps && lag != int64(lookBackSteps)*10 {
 			t.Fatalf("claim %d looks back by %d positions, want %d: those of %v ago", i, lag, lookBackSteps*10, lookBackSteps*lookBackEvery)
 		}
-		if from, was := c.claimFrom(now, true); from != was {
-			t.Fatalf("it looks back again at once, from %d to %d", was, from)
+		c.found(p, 0, false, 0) // nothing came late
+		if c.next != was {
+			t.Fatalf("after a look back that found nothing the cursor is at %d, want %d", c.next, was)
 		}
-		c.advance(was, was+9, true)
+		c.arrived(was)
+		if p := c.begin(now, true); p.from != was {
+			t.Fatalf("it looks back again at once, from %d to %d", was, p.from)
+		} else {
+			c.found(p, was+9, true, 0)
+		}
 	}
 }

@@ -2,11 +2,26 @@ package postgres
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // For tests of the package from outside.
+
+// WithPace makes the ring turn faster than in life.
+func WithPace(every time.Duration, headBytes int64, coldAfter time.Duration) Option {
+	return optionFunc(func(o *options) { o.pace = pace{every, headBytes, coldAfter} })
+}
+
+// EvacuateSQL moves up to $1 messages of a segment to the cold one.
+func EvacuateSQL(schema string, seg int) string {
+	n, err := namesOf(schema)
+	if err != nil {
+		panic(err)
+	}
+	return n.renderFor(segment(seg), evacuateSQL)
+}
 
 func ReadSchema(ctx context.Context, pool *pgxpool.Pool, schema string) (map[string]string, error) {
 	n, err := namesOf(schema)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -127,6 +128,81 @@ func TestInbox_S8_HandlersThatTakeAllConnectionsCostNoLease(t *testing.T) {
 		t.Error(err)
 	}
 	if s := p.Stats(); s.LeaseLost != 0 || s.PersistRejected != 0 || s.Succeeded != 5 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// Handlers take what they can get of the inbox's own connections, too: each waits in an operator's action for a row that
+// somebody has locked. What is left are those for claims, settlements and heartbeats: leases are kept, outcomes stored,
+// and what has become due is handled.
+func TestInbox_S8_S26_HandlersThatTakeTheInboxsConnectionsCostNoLease(t *testing.T) {
+	t.Parallel()
+	const lease, stuck = 500 * time.Millisecond, 4
+	pg := migrated(t, testservers.Postgres(t))
+	inbox := openInbox(t, pg.DSN(), postgres.WithConnections(4))
+	policy := numbersPolicy(lease)
+	policy.RetainCompleted = time.Second // so that there is pruning to be done
+	dead := make(chan leasebus.ID, 1)
+	var retried atomic.Int64
+	p := startProcessor(t, inbox, policy, func(ctx context.Context, n int64, d leasebus.Delivery) error {
+		switch {
+		case n == 7:
+			dead <- d.ID()
+			return leasebus.Permanent(errors.New("never"))
+		case n > 10 && d.Attempt() == 1:
+			return leasebus.RetryAfter(50*time.Millisecond, errors.New("not yet"))
+		case n > 10:
+			retried.Add(1)
+			return nil
+		case d.Attempt() != 1:
+			t.Errorf("message %d was leased again, attempt %d", n, d.Attempt())
+		}
+		id := <-dead
+		dead <- id
+		_, err := inbox.Discard(ctx, numbersQueue, []leasebus.DeadLetterRef{{ID: id}}, "a handler")
+		return err
+	}, leasebus.WithConcurrency(stuck+1))
+	publishNumbers(t, inbox, policy, 7, 8)
+	wantEnded(t, pg, 10*time.Second, 1, 1)
+	holder := pg.Conn(t)
+	if _, err := holder.Exec(t.Context(), `BEGIN; SELECT FROM leasebus.dead FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	publishNumbers(t, inbox, policy, 0, stuck)
+	eventually(t, 10*time.Second, "all but one worker is stuck, one of them in the database", func() error {
+		if n := testservers.Value[int](t, pg, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`); n == 0 || p.InFlight() != stuck {
+			return fmt.Errorf("%d handlers run, %d connections wait for the row", p.InFlight(), n)
+		}
+		return nil
+	})
+	other := openInbox(t, pg.DSN())
+	for n := int64(1); n <= 8; n++ { // over many leases
+		publishNumbers(t, other, policy, 10+n, 11+n)
+		took := eventually(t, 10*time.Second, "a message is retried and handled", func() error {
+			if got := retried.Load(); got != n {
+				return fmt.Errorf("%d were", got)
+			}
+			return nil
+		})
+		if took > 2*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		time.Sleep(lease) // the stuck ones are to outlive it
+	}
+	if _, err := holder.Exec(t.Context(), `ROLLBACK`); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, "all has ended", func() error {
+		if e := endsOf(t, pg); e.Waiting > 0 || e.Dead > 0 {
+			return fmt.Errorf("%+v", e)
+		}
+		return nil
+	})
+	if err := p.stop(); err != nil {
+		t.Error(err)
+	}
+	wantNoRejections(t, p)
+	if s := p.Stats(); s.Succeeded != stuck+8 {
 		t.Errorf("%+v", s)
 	}
 }

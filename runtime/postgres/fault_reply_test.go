@@ -19,7 +19,7 @@ var (
 	isClaim   = testservers.Containing("lease_owner", "attempt + 1")
 	isSettle  = testservers.Containing("DELETE FROM", "unnest", "lease_owner")
 	isRenewal = testservers.Containing("UPDATE", "unnest", "visible_at", "generation")
-	isInsert  = testservers.Containing("INSERT INTO", "unnest", "payload", "min(pos)")
+	isInsert  = testservers.Containing("INSERT INTO", "unnest", "payload", "last_value")
 )
 
 // losing opens an inbox whose connections pass through a proxy.

@@ -76,7 +76,7 @@ func (o *outcomes) wantTrue(t *testing.T, pg *testservers.PG) {
 	})
 	count := func(having string, ids []string) int {
 		return testservers.Value[int](t, pg, `SELECT count(*) FROM (SELECT u.id FROM unnest($1::uuid[]) AS u(id)
-			LEFT JOIN leasebus.history h ON h.id = u.id GROUP BY u.id HAVING `+having+`) AS bad`, ids)
+			LEFT JOIN (SELECT id FROM leasebus.history UNION ALL SELECT id FROM leasebus.dead) h ON h.id = u.id GROUP BY u.id HAVING `+having+`) AS bad`, ids)
 	}
 	if n := count(`count(h.id) <> 1`, o.stored); n > 0 {
 		t.Errorf("%d of %d messages that were said to be stored did not end exactly once", n, len(o.stored))
@@ -154,23 +154,26 @@ func restartWhileWorking(t *testing.T, pg *testservers.Cluster, inbox *postgres.
 	t.Logf("%+v", p.Stats())
 }
 
+// readOnlyBy are the ways in which a server comes to write nothing, and to write again.
+var readOnlyBy = map[string]func(t *testing.T, c *testservers.Cluster, writable bool){
+	"by setting": func(t *testing.T, c *testservers.Cluster, writable bool) {
+		t.Helper()
+		c.ReadOnly(t, !writable)
+	},
+	"as a standby": func(t *testing.T, c *testservers.Cluster, writable bool) {
+		t.Helper()
+		if writable {
+			c.Promote(t)
+		} else {
+			c.Demote(t)
+		}
+	},
+}
+
 // The server is read-only for three seconds while handlers complete.
 func TestInbox_S16_C2_4_ReadOnlyWhileCompleting(t *testing.T) {
 	t.Parallel()
-	for name, writable := range map[string]func(t *testing.T, c *testservers.Cluster, yes bool){
-		"by setting": func(t *testing.T, c *testservers.Cluster, yes bool) {
-			t.Helper()
-			c.ReadOnly(t, !yes)
-		},
-		"as a standby": func(t *testing.T, c *testservers.Cluster, yes bool) {
-			t.Helper()
-			if yes {
-				c.Promote(t)
-			} else {
-				c.Demote(t)
-			}
-		},
-	} {
+	for name, writable := range readOnlyBy {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const total = 200
@@ -206,6 +209,74 @@ func TestInbox_S16_C2_4_ReadOnlyWhileCompleting(t *testing.T) {
 				t.Error(err)
 			}
 			wantNoRejections(t, p)
+		})
+	}
+}
+
+// The server is read-only for seconds while messages are published and handled, fail and wait. Publishers are told what it
+// is, processors wait without hurry and go on by themselves, and nothing is lost.
+func TestInbox_S16_S41_S54_ReadOnlyWhileWorking(t *testing.T) {
+	t.Parallel()
+	const away = 4 * time.Second
+	for name, writable := range readOnlyBy {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pg := testservers.PrivatePostgres(t)
+			migrated(t, pg.PG)
+			policy := numbersPolicy(20 * time.Second)
+			inbox := openInbox(t, pg.DSN())
+			w := testservers.StartWorker(t, "numbers", envDSN+"="+pg.DSN(), envLease+"=20s", envWork+"=2ms")
+			w.Await(t, "ready")
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var told outcomes
+			publishing := told.publishUntil(ctx, inbox, policy, 4)
+			completed := func(more int) func() error {
+				begin := endsOf(t, pg.PG).Completed
+				return func() error {
+					if n := endsOf(t, pg.PG).Completed - begin; n < more {
+						return fmt.Errorf("%d", n)
+					}
+					return nil
+				}
+			}
+			eventually(t, 15*time.Second, "work goes on at first", completed(100))
+			later := leasebus.NewID()
+			if err := publishOne(t.Context(), inbox, policy, 1, leasebus.WithID(later), leasebus.Delay(away/2)); err != nil {
+				t.Fatal(err)
+			}
+			told.note(later, nil)
+
+			writable(t, pg, false)
+			before, frozen := lastCPU(w), endsOf(t, pg.PG)
+			began := time.Now()
+			for time.Since(began) < away { // the fault's length
+				if err := publishOne(t.Context(), inbox, policy, 1); !errors.Is(err, postgres.ErrReadOnly) || errors.Is(err, leasebus.ErrOutcomeUnknown) {
+					t.Errorf("publish answers %v, want %v", err, postgres.ErrReadOnly)
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+			if used := lastCPU(w) - before; used > away/10 {
+				t.Errorf("the worker used %v of processor time in %v without a server that writes, want %v at most", used, away, away/10)
+			}
+			if now := endsOf(t, pg.PG); now != frozen {
+				t.Errorf("a server that writes nothing changed from %+v to %+v", frozen, now)
+			}
+			writable(t, pg, true)
+			took := eventually(t, 15*time.Second, "work goes on again", completed(100))
+			t.Logf("100 messages were handled %v after the fault", took.Round(time.Millisecond))
+			cancel()
+			publishing.Wait()
+			if err := w.Stop(); err != nil {
+				t.Error(err)
+			}
+			startProcessor(t, openInbox(t, pg.DSN()), policy, func(context.Context, int64, leasebus.Delivery) error { return nil })
+			told.wantTrue(t, pg.PG)
+			s := statsOf(t, []*testservers.Worker{w})
+			if s.PersistRejected != 0 || s.LeaseLost != 0 {
+				t.Errorf("leases were lost: %+v", s)
+			}
+			t.Logf("%+v", s)
 		})
 	}
 }

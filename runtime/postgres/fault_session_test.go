@@ -168,6 +168,38 @@ func TestInbox_C9_6_ListensPastThePooler(t *testing.T) {
 	}
 }
 
+// What the pool does before it connects, such as to get a password that is good for minutes, is done before listening, too.
+func TestInbox_ListensAsThePoolConnects(t *testing.T) {
+	t.Parallel()
+	pg := migrated(t, testservers.Postgres(t))
+	config, err := pgxpool.ParseConfig(pg.DSN())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		c.RuntimeParams["application_name"] = "prepared"
+		return nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	inbox, err := postgres.NewInbox(t.Context(), pool, postgres.WithLogger(quiet))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = inbox.Close() })
+	startProcessor(t, inbox, numbersPolicy(time.Minute), func(context.Context, int64, leasebus.Delivery) error { return nil })
+	eventually(t, 10*time.Second, "the inbox listens", func() error {
+		if n := testservers.Value[int](t, pg, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND application_name = 'prepared' AND query ILIKE 'listen%'`); n != 1 {
+			return fmt.Errorf("%d connections do", n)
+		}
+		return nil
+	})
+}
+
 func TestInbox_C9_4_UnusualSessions(t *testing.T) {
 	t.Parallel()
 	for name, setting := range map[string]string{

@@ -38,7 +38,9 @@ func numbersPolicy(lease time.Duration) *leasebus.Policy {
 
 func migrated(t *testing.T, pg *testservers.PG) *testservers.PG {
 	t.Helper()
-	if err := postgres.Migrate(t.Context(), pg.Pool(t)); err != nil {
+	pool := pg.Pool(t)
+	defer pool.Close()
+	if err := postgres.Migrate(t.Context(), pool); err != nil {
 		t.Fatalf("migrate: %v", err)
 	}
 	return pg
@@ -295,6 +297,7 @@ const (
 	envConcurrency = "FAULT_CONCURRENCY" // default 16
 	envTell        = "FAULT_TELL"        // tell each run: "run <number> <attempt>"
 	envAttempts    = "FAULT_ATTEMPTS"    // default without end; given, the number poison kills the process
+	envFastRing    = "FAULT_FAST_RING"   // let the ring turn fast
 )
 
 const (
@@ -315,7 +318,11 @@ func numbersWorker(ctx context.Context) error {
 			return err
 		}
 	}
-	inbox, err := newInbox(ctx, os.Getenv(envDSN), postgres.WithConnections(4))
+	opts := []postgres.Option{postgres.WithConnections(4)}
+	if os.Getenv(envFastRing) != "" {
+		opts = append(opts, fastRing())
+	}
+	inbox, err := newInbox(ctx, os.Getenv(envDSN), opts...)
 	if err != nil {
 		return err
 	}
@@ -409,6 +416,14 @@ func transactionWorker(ctx context.Context) error {
 }
 
 func failsForEver(n int64) bool { return n%100 == 7 }
+
+// wokenBy is an error unless that is how an inbox learns of what others publish.
+func wokenBy(t *testing.T, in *postgres.Inbox, want string) error {
+	if got := in.CheckHealth(t.Context())[0].Details["wake"]; got != want {
+		return fmt.Errorf("it is woken by %v, want %s", got, want)
+	}
+	return nil
+}
 
 // deadAmong is how many of the numbers below n fail for ever.
 func deadAmong(n int) int { return (n + 92) / 100 }

@@ -1,12 +1,13 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sort"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,44 +21,30 @@ import (
 
 // statement_timestamp() and not now(): behind a wait, now() would be old, and leases be born expired.
 const (
-	claimSQL = `UPDATE {ready} SET lease_owner = $3, generation = generation + 1, attempt = attempt + 1,
- visible_at = statement_timestamp() + make_interval(secs => $4)
- WHERE ctid = ANY(ARRAY(SELECT ctid FROM {ready} WHERE queue = $1 AND pos >= $5 AND visible_at <= statement_timestamp()
- ORDER BY pos LIMIT $2 FOR UPDATE SKIP LOCKED))
- RETURNING pos, generation, attempt, id, type, headers, state, payload, timestamptz_send(first_due), timestamptz_send(statement_timestamp())`
+	claimSQL = `UPDATE {segment} SET lease_owner = $3, generation = generation + 1, attempt = attempt + 1,
+ visible_at = (SELECT statement_timestamp() + make_interval(secs => $4))
+ WHERE ctid = ANY((SELECT CASE WHEN setval($7::text::regclass, greatest(` + frontOfSQL + `, (max(c.pos) + 1 << 16) | ($1 & 65535))) > 0
+ THEN array_agg(c.ctid) END FROM (SELECT ctid, pos FROM {segment}
+ WHERE queue = $1 AND pos >= (SELECT greatest($5, least($6, coalesce(` + frontOfSQL + ` >> 16, 0))))
+ AND visible_at <= statement_timestamp() ORDER BY pos LIMIT $2 FOR UPDATE SKIP LOCKED) c)::tid[])
+ RETURNING pos, generation, attempt, id, type, headers, state, payload, timestamptz_send(first_due)`
+
+	// frontOfSQL is the value of a queue's front, null if it is not known. See front.
+	frontOfSQL = `(SELECT CASE WHEN v & 65535 = $1 & 65535 THEN v END FROM pg_sequence_last_value($7::text::regclass) v)`
+
+	// before a claim; the last columns are the front's value and the time, about.
+	pinClaimSQL  = pinSQL + claimTimeSQL
+	claimTimeSQL = `, pg_sequence_last_value($1::text::regclass), timestamptz_send(clock_timestamp())`
 
 	// reclaimSQL gives back what a claim took whose answer was lost: the owner's number is of that claim alone.
-	reclaimSQL = `WITH d AS (DELETE FROM {ready} WHERE queue = $1 AND pos >= $3 AND lease_owner = $2 RETURNING *),
- i AS (INSERT INTO {ready} (first_due, id, queue, generation, attempt, type, headers, state, payload)
- SELECT first_due, id, queue, generation, attempt - 1, type, headers, state, payload FROM d ORDER BY pos RETURNING pos)
- SELECT $1::int, min(pos), NULL::bigint FROM i HAVING count(*) > 0`
+	reclaimSQL = `WITH d AS (DELETE FROM {segment} WHERE queue = $1 AND pos >= $3 AND lease_owner = $2 RETURNING *),
+ i AS (INSERT INTO {schema}.ready (segment, first_due, id, queue, generation, attempt, type, headers, state, payload)
+ SELECT {head}, first_due, id, queue, generation, attempt - 1, type, headers, state, payload FROM d ORDER BY pos RETURNING queue, segment, pos)
+ SELECT queue, segment, min(pos), NULL::bigint FROM i GROUP BY queue, segment`
 
-	// renewSQL answers 1 for a lease that was renewed and, only if some were not, 2 for every one that is this owner's.
 	renewSQL = `WITH ` + fencedSQL + `, ` + lockedSQL + `,
- d AS (UPDATE {ready} m SET visible_at = statement_timestamp() + make_interval(secs => $5) WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM k))
- RETURNING m.pos, m.generation)
- SELECT 1, pos, generation FROM d UNION ALL ` + restSQL
-
-	// fencedSQL are the leases that a statement is about: queue $1, positions $2 in their order, generations, owners.
-	fencedSQL = `u AS (SELECT * FROM unnest($2::bigint[], $3::int[], $4::bigint[]) AS u(pos, generation, owner))`
-
-	// heldSQL finds the row of the lease u, and nothing else. It stands in a lateral subquery that the planner cannot
-	// dissolve, and the rows are then taken by their address: joined in any other way, or by pos = ANY, the planner would
-	// read the whole queue and look up the leases, if its statistics are from when the queue was empty. A row that moved
-	// meanwhile is not found at its address; it is answered as this owner's, which means busy, and tried again.
-	heldSQL = `FROM {ready} r WHERE r.queue = $1 AND r.pos = u.pos AND r.lease_owner = u.owner AND r.generation = u.generation`
-
-	// lockedSQL locks the rows in the order of their positions, leaving out those that another transaction has.
-	lockedSQL = `k AS MATERIALIZED (SELECT x.ctid FROM u, LATERAL (SELECT r.ctid ` + heldSQL + ` FOR UPDATE SKIP LOCKED) x)`
-
-	// restSQL answers 2 for every lease that is this owner's, if not all are done.
-	restSQL = `SELECT 2, u.pos, u.generation FROM u, LATERAL (SELECT 1 ` + heldSQL + ` OFFSET 0) x WHERE (SELECT count(*) FROM d) < cardinality($2::bigint[])`
-)
-
-const (
-	answerDone = 1
-	answerMine = 2 // and locked, if it was not done
-	answerBack = 3 // a position where something was put back
+ d AS (UPDATE {segment} m SET visible_at = (SELECT statement_timestamp() + make_interval(secs => $5)) WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM k))
+ RETURNING m.pos, m.generation) ` + answersSQL
 )
 
 // feed is one processor's hold on a queue.
@@ -69,15 +56,22 @@ type feed struct {
 	// owner is a random number; each claim adds one, so that what a lost answer took can be told apart.
 	owner  int64
 	claims atomic.Int64
-	place  cursor
+	front  string // the name of its sequence
 	types  interner
+	// places are the feed's cursors, one in each segment.
+	places [segments]cursor
 
 	// hungry: the last Lease found less than it asked for.
-	hungry  atomic.Bool
+	hungry atomic.Bool
+	// impatientUntil is until when claims take no turns, in nanoseconds since 1970.
+	impatientUntil atomic.Int64
+
 	stopped atomic.Bool
 	closed  atomic.Bool
 
 	lost lostClaims
+	// pruned is of the pruner.
+	pruned pruning
 
 	// waking is held while Wake runs, so that Close can wait for it.
 	waking sync.Mutex
@@ -105,8 +99,8 @@ func (in *Inbox) Subscribe(ctx context.Context, sub leasebus.Subscription) (leas
 	}
 	f := &feed{
 		in: in, sub: sub, queue: queue, duration: sub.Policy.Lease.Duration.Seconds(), owner: rand.Int64(), //nolint:gosec // a fence against mistakes, no secret
-		place: cursor{sweepEvery: in.options.sweep},
 	}
+	f.front = f.frontName()
 	if !in.keeper.add(f) {
 		return nil, fmt.Errorf("postgres: subscribe to %q: %w", sub.Queue, ErrClosed)
 	}
@@ -168,65 +162,139 @@ func (f *feed) Lease(ctx context.Context, dst []leasebus.Lease) (int, error) {
 	}
 	f.giveBack(ctx, time.Now())
 	f.hungry.Store(false)
-	from, was := f.place.claimFrom(time.Now(), f.in.keeper.deaf())
 	bound, cancel := context.WithTimeout(ctx, f.claimBound())
 	defer cancel()
-	c, err := f.claim(bound, dst, from)
-	if err != nil && c.n == 0 {
-		f.hungry.Store(true)
-		return 0, f.failed("lease from", err)
+	n := 0
+	for _, seg := range f.in.ring.oldestFirst() {
+		claimed, err := f.leaseFrom(bound, seg, dst[n:])
+		n += claimed
+		switch {
+		case err != nil && n == 0:
+			f.hungry.Store(true)
+			return 0, f.failed("lease from", err)
+		case err != nil: // there may be more
+			f.wake()
+			return n, nil
+		case n == len(dst):
+			return n, nil
+		}
 	}
-	if c.n > 0 {
-		f.place.advance(was, c.top, c.n == len(dst))
-	}
-	if c.n < len(dst) {
-		f.hungry.Store(true)
-	}
-	if err != nil { // of one half: there may be more
-		f.wake()
-	}
-	return c.n, nil
+	f.hungry.Store(true)
+	return n, nil
 }
 
-// splitFrom is how large a claim is whose halves are made at the same time, on two connections: claiming is what takes a
-// full queue longest, and one session of the server uses one processor.
-const splitFrom = 200
-
-// claim fills dst from a position on, sorted. With an error, what was claimed all the same is there.
-func (f *feed) claim(ctx context.Context, dst []leasebus.Lease, from int64) (claim, error) {
-	if len(dst) < splitFrom || f.in.options.connections/4 < 2 {
-		c, err := f.claimOnce(ctx, dst, from)
-		c.sort()
-		return c, err
+// leaseFrom fills dst with messages of one segment. With an error, what was claimed all the same is there.
+func (f *feed) leaseFrom(ctx context.Context, seg segment, dst []leasebus.Lease) (int, error) {
+	place := &f.places[seg]
+	p := place.begin(time.Now(), f.in.keeper.deaf())
+	if p == nil {
+		return 0, nil
 	}
-	half := len(dst) / 2
-	var second claim
-	var secondErr error
-	var other sync.WaitGroup
-	other.Go(func() { second, secondErr = f.claimOnce(ctx, dst[half:], from) })
-	first, err := f.claimOnce(ctx, dst[:half], from)
-	other.Wait()
-	first.join(&second, dst)
-	return first, errors.Join(err, secondErr)
+	c, err := f.claim(ctx, seg, dst, p)
+	if err != nil {
+		place.failed(p)
+	} else if place.found(p, c.top, c.n == len(dst), f.frontOf(c.front)) {
+		f.wake() // the answer to another call may say that there is nothing more
+	}
+	return c.n, err
 }
 
-func (f *feed) claimOnce(ctx context.Context, dst []leasebus.Lease, from int64) (claim, error) {
-	owner := f.owner + f.claims.Add(1)
+// lookAgain makes the feed look everywhere for messages.
+func (f *feed) lookAgain() {
+	for i := range f.places {
+		f.places[i].arrived(0)
+	}
+	f.wake()
+}
+
+// A queue's front is how far the claims of all processes have come, about. Without it each claim would walk over all that
+// others have leased since the last one of its own process. It is kept in a sequence, whose value is seen at once and
+// leaves no old versions behind, and shared by the queues that have the same name for it: the lower bits say whose it is.
+//
+// It is a hint as the cursor is one. What lies behind it has been leased, or is locked, or was not committed when a claim
+// passed it: of that the cursors hear, and keep their claims from jumping over it.
+const (
+	fronts     = 8
+	frontShift = 16
+)
+
+func (f *feed) frontName() string {
+	return f.in.options.quoted + ".front_" + strconv.Itoa(int(f.queue)%fronts)
+}
+
+// frontOf is the position in a front's value: 0 if nobody has claimed yet, maxPosition if it is another queue's.
+func (f *feed) frontOf(value int64) int64 {
+	if value != 0 && uint16(value) != uint16(f.queue) { //nolint:gosec // the lower bits
+		return maxPosition
+	}
+	return value >> frontShift
+}
+
+// claim fills dst with messages of a segment, in their order.
+func (f *feed) claim(ctx context.Context, seg segment, dst []leasebus.Lease, p *pass) (claim, error) {
+	turn := len(dst) >= turnFrom && time.Now().UnixNano() >= f.impatientUntil.Load()
+	c, err := f.claimInTurn(ctx, seg, dst, p, turn)
+	if turn && sqlState(err) == codeLockTimeout {
+		f.impatientUntil.Store(time.Now().Add(impatience).UnixNano())
+		c, err = f.claimInTurn(ctx, seg, dst, p, false)
+	}
+	c.sort()
+	return c, err
+}
+
+// Claims of many messages, of all processes, take turns: some are at work at once in a queue, the others wait. Each of
+// them would else step over the rows that all others are about to take, which costs more than to take them. A turn is a
+// lock of the transaction, so that it ends however the claim does; who waits for long goes on without, for a while.
+const (
+	turnFrom   = 100
+	atOnce     = 2
+	impatience = 10 * time.Second
+
+	takeTurnSQL = pinSQL + `, set_config('lock_timeout', '250ms', true), pg_advisory_xact_lock($2, $3)` + claimTimeSQL
+)
+
+// turnKey is for both numbers of takeTurnSQL: the schema's, and one of the few of a queue in a segment. Who looks into a
+// segment that is empty waits for nobody who works on another.
+func (f *feed) turnKey(seg segment, claim int64) (schema, turn int32) {
+	return int32(f.in.options.key), (f.queue*int32(segments)+int32(seg))*atOnce + int32(claim%atOnce) //nolint:gosec // any bits will do
+}
+
+func (f *feed) claimInTurn(ctx context.Context, seg segment, dst []leasebus.Lease, p *pass, turn bool) (claim, error) {
+	number := f.claims.Add(1)
+	owner := f.owner + number
+	ctx, quit := context.WithCancelCause(ctx)
+	defer quit(nil)
+	silence := f.claimSilence()
+	patience := time.AfterFunc(silence, func() { quit(errSilent) })
+	defer patience.Stop()
 	var c claim
 	err := f.in.caller.call(ctx, f.in.claims, func(b *pgx.Batch) {
-		b.Queue(pinSQL)
-		b.Queue(f.in.sql.claim, f.queue, len(dst), owner, f.duration, from)
+		if turn {
+			schema, queue := f.turnKey(seg, number)
+			b.Queue(takeTurnSQL, f.front, schema, queue)
+		} else {
+			b.Queue(pinClaimSQL, f.front)
+		}
+		b.Queue(f.in.sql.in[seg].claim, f.queue, len(dst), owner, f.duration, p.from, p.floor, f.front)
 	}, func(results pgx.BatchResults) error {
-		c = claim{feed: f, dst: dst, bare: &claimed{feed: f, owner: owner}}
-		if err := skip(results); err != nil {
+		c = claim{feed: f, seg: seg, dst: dst, bare: &claimed{feed: f, owner: owner}}
+		if err := each(results, c.begin); err != nil {
 			return err
 		}
-		return each(results, c.read)
+		return each(results, func(r *row) error {
+			if c.n%rowsOfPatience == 0 {
+				patience.Reset(silence)
+			}
+			return c.read(r)
+		})
 	})
 	if err != nil {
 		clear(dst[:c.n])
+		if errors.Is(context.Cause(ctx), errSilent) {
+			err = fmt.Errorf("%w: %w", errSilent, err)
+		}
 		if !undone(err) {
-			f.lost.add(lostClaim{owner: owner, from: from, until: time.Now().Add(f.sub.Policy.Lease.Duration)})
+			f.lost.add(lostClaim{owner: owner, seg: seg, from: p.from, until: time.Now().Add(f.sub.Policy.Lease.Duration)})
 		}
 		return claim{feed: f, dst: dst}, err
 	}
@@ -234,22 +302,46 @@ func (f *feed) claimOnce(ctx context.Context, dst []leasebus.Lease, from int64) 
 }
 
 // A claim that takes longer than the leases that it brings is of no use; on a connection that has gone silent it would
-// take for ever.
-const claimLeast, claimMost = 5 * time.Second, 30 * time.Second
+// take for ever. One whose answer does not go on for a part of the lease is given up, so that what it may have leased can
+// be given back in time; a large answer may take its time.
+const (
+	claimLeast, claimMost = 5 * time.Second, 30 * time.Second
+	claimSilenceMost      = 10 * time.Second
+	// rowsOfPatience is after how many rows the answer is seen to go on.
+	rowsOfPatience = 50
+)
+
+var errSilent = errors.New("the database went silent")
 
 func (f *feed) claimBound() time.Duration {
 	return min(max(f.sub.Policy.Lease.Duration, claimLeast), claimMost)
 }
 
+func (f *feed) claimSilence() time.Duration {
+	return min(max(f.sub.Policy.Lease.Duration/3, claimLeast), claimSilenceMost)
+}
+
 // claim reads the rows of one claim into leases.
 type claim struct {
 	feed     *feed
+	seg      segment
 	dst      []leasebus.Lease
 	n        int
 	bare     *claimed
 	arena    arena
+	front    int64 // its value before the claim
+	now      instant
 	top      int64
 	unsorted bool
+}
+
+// begin takes the answer to the statement before the claim.
+func (c *claim) begin(r *row) error {
+	if value := len(r.fields) - 2; !r.null(value) {
+		c.front = r.int64(value)
+	}
+	c.now = r.instant(len(r.fields) - 1)
+	return r.err
 }
 
 func (c *claim) read(r *row) error {
@@ -260,31 +352,27 @@ func (c *claim) read(r *row) error {
 	pos := r.int64(0)
 	c.unsorted = c.unsorted || pos < c.top
 	c.top = max(c.top, pos)
-	l.Ref = leasebus.Ref{N: pos, P: c.bare}
+	l.Ref = leasebus.Ref{N: pos, Seg: int32(c.seg), P: c.bare} //nolint:gosec // below segments
 	l.Generation = r.int64(1)
 	l.Attempt = r.int(2)
 	l.ID = r.id(3)
 	l.Type = c.feed.types.intern(r.text(4))
 	l.Queue = c.feed.sub.Queue
-	headers, payload := r.bytes(5), r.bytes(7)
-	expected := len(c.dst) - c.n
-	l.Payload = c.arena.keep(payload, 2*expected)
-	l.Headers = leasebus.Headers{}
-	if len(headers) > 0 {
-		decoded, err := leasebus.DecodeHeaders(c.arena.keep(headers, 2*expected))
-		if err != nil { // one damaged message is not to stop its queue
-			c.feed.in.options.log.Error("leasebus: the headers of a stored message are damaged, it goes without", "id", l.ID, "error", err)
-		}
-		l.Headers = decoded
+	expected := 2 * (len(c.dst) - c.n)
+	l.Payload = c.arena.keep(r.bytes(7), expected)
+	headers, err := readHeaders(r.bytes(5), l.ID, func(n int) []byte { return c.arena.take(n, expected) })
+	if err != nil { // one damaged message is not to stop its queue
+		c.feed.in.options.log.Error("leasebus: the headers of a stored message are damaged, it goes without", "id", l.ID, "error", err)
 	}
-	firstDue, now := r.instant(8), r.instant(9)
+	l.Headers = headers
+	firstDue := r.instant(8)
 	l.FirstDue = firstDue.time()
 	l.IdempotencyKey, l.OrderingKey, l.Interruptions = "", "", 0
 	l.Crashed = l.Attempt > 1
 	if state := r.bytes(6); state != nil {
 		firstDue = c.remember(l, state, firstDue)
 	}
-	l.Age = max(now.since(firstDue), 0)
+	l.Age = max(c.now.since(firstDue), 0)
 	c.n++
 	return r.err
 }
@@ -305,21 +393,34 @@ func (c *claim) remember(l *leasebus.Lease, state []byte, firstDue instant) inst
 
 // sort brings the leases into the order of their positions: the server answers in the order in which they lie.
 func (c *claim) sort() {
-	if c.unsorted {
-		all := appendExported(nil, c.dst[:c.n])
-		slices.SortFunc(all, func(a, b exported) int { return compare(a.ref.N, b.ref.N) })
-		setExported(c.dst, all)
+	if !c.unsorted {
+		return
+	}
+	order := make([]placed, c.n)
+	for i := range order {
+		order[i] = placed{c.dst[i].Ref.N, i}
+	}
+	slices.SortFunc(order, func(a, b placed) int { return cmp.Compare(a.pos, b.pos) })
+	// A lease is long, so that each is to move once: along the cycles of the permutation.
+	for i := range order {
+		if order[i].from == i {
+			continue
+		}
+		at, first := i, exportedOf(&c.dst[i])
+		for order[at].from != i {
+			from := order[at].from
+			exportedOf(&c.dst[from]).to(&c.dst[at])
+			order[at].from, at = at, from
+		}
+		first.to(&c.dst[at])
+		order[at].from = at
 	}
 }
 
-// join puts the leases of both into dst, of which they have a part each.
-func (c *claim) join(other *claim, dst []leasebus.Lease) {
-	all := make([]exported, 0, c.n+other.n)
-	all = appendExported(appendExported(all, c.dst[:c.n]), other.dst[:other.n])
-	slices.SortFunc(all, func(a, b exported) int { return compare(a.ref.N, b.ref.N) })
-	clear(other.dst[:other.n])
-	setExported(dst, all)
-	c.dst, c.n, c.top = dst, len(all), max(c.top, other.top)
+// placed is a lease's position, and where it is.
+type placed struct {
+	pos  int64
+	from int
 }
 
 // exported is a lease without the engine's part of it, which is not to be copied.
@@ -332,30 +433,13 @@ type exported struct {
 	ref                    leasebus.Ref
 }
 
-func appendExported(all []exported, leases []leasebus.Lease) []exported {
-	for i := range leases {
-		l := &leases[i]
-		all = append(all, exported{l.Envelope, l.Attempt, l.Interruptions, l.Generation, l.Age, l.Crashed, l.Ref})
-	}
-	return all
+func exportedOf(l *leasebus.Lease) exported {
+	return exported{l.Envelope, l.Attempt, l.Interruptions, l.Generation, l.Age, l.Crashed, l.Ref}
 }
 
-func setExported(leases []leasebus.Lease, all []exported) {
-	for i := range all {
-		l, e := &leases[i], &all[i]
-		l.Envelope, l.Attempt, l.Interruptions, l.Generation = e.Envelope, e.attempt, e.interruptions, e.generation
-		l.Age, l.Crashed, l.Ref = e.age, e.crashed, e.ref
-	}
-}
-
-func compare(a, b int64) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
+func (e exported) to(l *leasebus.Lease) {
+	l.Envelope, l.Attempt, l.Interruptions, l.Generation = e.Envelope, e.attempt, e.interruptions, e.generation
+	l.Age, l.Crashed, l.Ref = e.age, e.crashed, e.ref
 }
 
 // arena keeps bytes together in blocks. Blocks are small, because one lease that lasts keeps a whole one in memory.
@@ -369,18 +453,24 @@ const (
 
 // keep copies b, expecting so many more like it.
 func (a *arena) keep(b []byte, expected int) []byte {
-	switch {
-	case len(b) == 0:
-		return nil
-	case len(b) > arenaShare:
-		return slices.Clone(b)
-	case len(b) > len(a.free):
-		a.free = make([]byte, min(len(b)*max(expected, 1), arenaBlock))
-	}
-	kept := a.free[:len(b):len(b)]
-	a.free = a.free[len(b):]
+	kept := a.take(len(b), expected)
 	copy(kept, b)
 	return kept
+}
+
+// take returns n bytes, expecting so many more like them; nil for none.
+func (a *arena) take(n, expected int) []byte {
+	switch {
+	case n == 0:
+		return nil
+	case n > arenaShare:
+		return make([]byte, n)
+	case n > len(a.free):
+		a.free = make([]byte, min(n*max(expected, 1), arenaBlock))
+	}
+	taken := a.free[:n:n]
+	a.free = a.free[n:]
+	return taken
 }
 
 // interner makes one string of equal names.
@@ -420,9 +510,11 @@ type lostClaims struct {
 }
 
 type lostClaim struct {
-	owner, from int64
-	until       time.Time
-	again       time.Time
+	owner int64
+	seg   segment
+	from  int64
+	until time.Time
+	again time.Time
 }
 
 const (
@@ -468,7 +560,7 @@ func (f *feed) giveBack(ctx context.Context, now time.Time) {
 		var came []arrival
 		err := f.in.caller.call(bound, f.in.claims, func(b *pgx.Batch) {
 			b.Queue(pinSQL)
-			b.Queue(f.in.sql.reclaim, f.queue, c.owner, c.from)
+			b.Queue(f.in.sql.in[c.seg].reclaim, f.queue, c.owner, c.from)
 		}, func(results pgx.BatchResults) (err error) {
 			if err = skip(results); err != nil {
 				return err
@@ -489,138 +581,99 @@ func (f *feed) Renew(ctx context.Context, batch []leasebus.Renewal) error {
 	if err := f.guard(ctx, "renew in"); err != nil {
 		return err
 	}
-	if len(batch) == 0 {
+	if err := f.renew(ctx, batch, false); err != nil {
+		return err
+	}
+	return elsewhere(f, batch, func(r *leasebus.Renewal) (*leasebus.Lease, *leasebus.Result) { return r.Lease, &r.Result },
+		func(moved []leasebus.Renewal) error { return f.renew(ctx, moved, true) })
+}
+
+// renew looks for the messages where they were leased or, with cold, in the cold segment.
+func (f *feed) renew(ctx context.Context, batch []leasebus.Renewal, cold bool) error {
+	var leases [segments]*fences
+	var order []segment
+	for i := range batch {
+		l := batch[i].Lease
+		if !f.gave(l) {
+			batch[i].Result = leasebus.ResultLost
+			continue
+		}
+		seg := segmentOf(l)
+		if cold {
+			seg = coldSegment
+		}
+		if leases[seg] == nil {
+			leases[seg], order = newFences(len(batch)), append(order, seg)
+		}
+		leases[seg].add(l, i)
+	}
+	if len(order) == 0 {
 		return nil
 	}
-	leases := newFences(len(batch))
-	for i := range batch {
-		if !leases.add(f, batch[i].Lease, i) {
-			batch[i].Result = leasebus.ResultLost
-		}
+	for _, seg := range order {
+		leases[seg].sort()
 	}
-	leases.sort()
-	var answers fenceAnswers
+	var answers [segments]fenceAnswers
 	err := f.in.caller.call(ctx, f.in.renewals, func(b *pgx.Batch) {
 		b.Queue(pinSettleSQL)
-		b.Queue(f.in.sql.renew, f.queue, leases.pos, leases.generation, leases.owner, f.duration)
+		for _, seg := range order {
+			b.Queue(f.in.sql.in[seg].renew, append(leases[seg].args(f.queue), f.duration)...)
+		}
 	}, func(results pgx.BatchResults) error {
-		answers.begin(&leases, leasebus.ResultLost)
 		if err := skip(results); err != nil {
 			return err
 		}
-		return each(results, answers.read)
+		for _, seg := range order {
+			answers[seg].begin(leases[seg], leasebus.ResultLost)
+			if err := each(results, answers[seg].read); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 	if err != nil {
 		return f.failed("renew in", err)
 	}
-	for at, result := range answers.results {
-		batch[leases.index[at]].Result = result
+	for _, seg := range order {
+		for at, result := range answers[seg].results {
+			batch[leases[seg].list[at].index].Result = result
+		}
 	}
 	return nil
 }
 
-// fences name leases to the database: row, generation, owner; sorted by position, so that nobody's locks cross.
-type fences struct {
-	pos        []int64
-	generation []int32
-	owner      []int64
-	index      []int // in the batch
-	ascending  bool
-}
-
-func newFences(n int) fences {
-	numbers := make([]int64, 2*n)
-	return fences{
-		pos: numbers[:0:n], owner: numbers[n:n], generation: make([]int32, 0, n), index: make([]int, 0, n), ascending: true,
-	}
-}
-
-// add is false for a lease that this feed has not given.
-func (s *fences) add(f *feed, l *leasebus.Lease, index int) bool {
-	c, ok := l.Ref.P.(*claimed)
-	if !ok || c.feed != f {
-		return false
-	}
-	if n := len(s.pos); n > 0 && l.Ref.N < s.pos[n-1] {
-		s.ascending = false
-	}
-	s.pos = append(s.pos, l.Ref.N)
-	s.generation = append(s.generation, int32(l.Generation)) //nolint:gosec // of an int column
-	s.owner = append(s.owner, c.owner)
-	s.index = append(s.index, index)
-	return true
-}
-
-func (s *fences) Len() int { return len(s.pos) }
-func (s *fences) Less(i, j int) bool {
-	switch {
-	case s.pos[i] != s.pos[j]:
-		return s.pos[i] < s.pos[j]
-	case s.generation[i] != s.generation[j]:
-		return s.generation[i] < s.generation[j]
-	}
-	return s.index[i] < s.index[j]
-}
-
-func (s *fences) Swap(i, j int) {
-	s.pos[i], s.pos[j] = s.pos[j], s.pos[i]
-	s.generation[i], s.generation[j] = s.generation[j], s.generation[i]
-	s.owner[i], s.owner[j] = s.owner[j], s.owner[i]
-	s.index[i], s.index[j] = s.index[j], s.index[i]
-}
-
-func (s *fences) sort() {
-	if !s.ascending {
-		sort.Sort(s)
-	}
-}
-
-// fenceAnswers collects the server's answers for leases, which come about in the order of the positions.
-type fenceAnswers struct {
-	leases  *fences
-	results []leasebus.Result // beside the fences
-	at      int
-	back    int64 // the first position where something was put back; 0 = none
-}
-
-// begin starts with the answer for rows that are not answered for.
-func (a *fenceAnswers) begin(leases *fences, absent leasebus.Result) {
-	*a = fenceAnswers{leases: leases, results: make([]leasebus.Result, leases.Len())}
-	for i := range a.results {
-		a.results[i] = absent
-	}
-}
-
-// read takes a row of kind, position and generation.
-func (a *fenceAnswers) read(r *row) error {
-	kind, pos, generation := r.int(0), r.int64(1), r.int32(2)
-	switch kind {
-	case answerDone:
-		a.set(pos, generation, leasebus.ResultOK)
-	case answerMine:
-		a.set(pos, generation, leasebus.ResultBusy)
-	case answerBack:
-		a.back = pos
-	}
-	return r.err
-}
-
-// set gives a result to the lease that has none yet: several leases of one row can be asked for, old ones among them.
-func (a *fenceAnswers) set(pos int64, generation int32, result leasebus.Result) {
-	s := a.leases
-	if a.at >= len(s.pos) || s.pos[a.at] != pos {
-		a.at, _ = slices.BinarySearch(s.pos, pos)
-	}
-	for a.at < len(s.pos) && s.pos[a.at] == pos && s.generation[a.at] != generation {
-		a.at++
-	}
-	if a.at < len(s.pos) && s.pos[a.at] == pos {
-		if a.results[a.at] == leasebus.ResultLost {
-			a.results[a.at] = result
+// elsewhere lets again have the elements that are not where they were leased, because they may have been moved to the
+// cold segment, and takes its answers. Those of which of returns no lease are left alone.
+func elsewhere[T any](f *feed, batch []T, of func(*T) (*leasebus.Lease, *leasebus.Result), again func([]T) error) error {
+	var moved []T
+	var index []int
+	for i := range batch {
+		l, result := of(&batch[i])
+		if l != nil && *result == leasebus.ResultLost && f.gave(l) && segmentOf(l) != coldSegment {
+			*result = leasebus.ResultUnknown
+			moved, index = append(moved, batch[i]), append(index, i)
 		}
-		a.at++
 	}
+	if len(moved) == 0 {
+		return nil
+	}
+	if err := again(moved); err != nil {
+		return err
+	}
+	for at, i := range index {
+		batch[i] = moved[at]
+	}
+	return nil
 }
+
+// gave is false for a lease that is another feed's.
+func (f *feed) gave(l *leasebus.Lease) bool {
+	c, ok := l.Ref.P.(*claimed)
+	return ok && c.feed == f
+}
+
+// segmentOf is where a lease was given. Its message may have moved to the cold segment since.
+func segmentOf(l *leasebus.Lease) segment { return segment(l.Ref.Seg) }
 
 // Stop implements [leasebus.Feed]. Nothing is buffered here, so there is nothing to hand back.
 func (f *feed) Stop(context.Context) error {

@@ -34,8 +34,11 @@ type Inbox struct {
 	claims, settles, renewals, rest *pgxpool.Pool
 
 	publisher publisher
+	commits   commits
 	notifier  notifier
 	keeper    keeper
+	pruner    pruner
+	ring      ring
 
 	// instance tells this inbox's own notifications apart.
 	instance uint64
@@ -50,35 +53,53 @@ type Inbox struct {
 	jobs sync.WaitGroup
 }
 
-// statements are all of the hot table's, with their identifiers filled in. There is one set for each segment.
+// statements have their identifiers filled in.
 type statements struct {
-	claim, reclaim, renew                                                              string
-	complete, completeBusy, move, verify                                               string
-	completeTx, completeTxKept, lockTx                                                 string
-	insert, insertLater, insertTx, insertLaterTx                                       string
-	promote, nextDue, look, pruneDead, pruneHistory                                    string
+	in                                                                                 [segments]segmentStatements
+	completeCold, completeColdKept                                                     string
+	insert, insertTx                                                                   inserts
+	insertOneTx                                                                        string
+	promote, nextDue, head, look, sizes, advance, pruneDead, pruneHistory              string
 	findQueue, addQueue                                                                string
 	listDead, listDeadByID, listCompleted, lastOf, findDead, requeue, discard, whereIs string
-	replace, insertEdited, stats                                                       string
+	replace, stats                                                                     string
 }
 
-// firstSegment is the hot table. A ring of several would follow it; a lease's Ref names its own.
-const firstSegment = "ready"
+// segmentStatements are those about one segment.
+type segmentStatements struct {
+	claim, reclaim, renew                string
+	complete, completeBusy, move, verify string
+	completeTx, completeTxKept, lockTx   string
+	empty, lock, truncate, evacuate      string
+}
 
 func statementsOf(n names) statements {
-	s := func(sql string) string { return n.render(sql, n.quoted+"."+firstSegment) }
-	return statements{
-		claim: s(claimSQL), reclaim: s(reclaimSQL), renew: s(renewSQL),
-		complete: s(completeSQL), completeBusy: s(completeBusySQL), move: s(moveSQL), verify: s(verifySQL),
-		completeTx: s(completeTxSQL), completeTxKept: s(completeTxKeptSQL), lockTx: s(lockTxSQL),
-		insert: s(insertSQL), insertLater: s(insertLaterSQL), insertTx: s(insertTxSQL), insertLaterTx: s(insertLaterTxSQL),
-		promote: s(promoteSQL), nextDue: s(nextDueSQL), look: s(lookSQL),
+	s := n.render
+	all := statements{
+		completeCold: s(completeColdSQL), completeColdKept: s(completeColdKeptSQL),
+		insert: insertsOf(n, arrivalsSQL), insertTx: insertsOf(n, arrivalsTxSQL), insertOneTx: s(insertOneTxSQL),
+		promote: s(promoteSQL), nextDue: s(nextDueSQL), head: s(headSQL), sizes: s(sizesSQL), advance: s(advanceSQL),
 		findQueue: s(findQueueSQL), addQueue: s(addQueueSQL),
 		listDead: s(listDeadSQL), listDeadByID: s(listDeadByIDSQL), listCompleted: s(listCompletedSQL), lastOf: s(lastDeadSQL),
 		findDead: s(findDeadSQL), requeue: s(requeueSQL), discard: s(discardSQL),
-		replace: s(replaceSQL), insertEdited: s(insertEditedSQL), whereIs: s(whereIsSQL),
-		stats: s(statsSQL), pruneDead: s(pruneDeadSQL), pruneHistory: s(pruneHistorySQL),
+		replace: s(replaceSQL), whereIs: s(whereIsSQL),
+		stats:        s(statsSQL),
+		pruneDead:    s(strings.NewReplacer("{table}", "{schema}.dead", "{time}", "dead_at").Replace(pruneSQL)),
+		pruneHistory: s(strings.NewReplacer("{table}", "{schema}.history", "{time}", "completed_at").Replace(pruneSQL)),
 	}
+	var looks []string
+	for seg := range segment(segments) {
+		s := func(sql string) string { return n.renderFor(seg, sql) }
+		all.in[seg] = segmentStatements{
+			claim: s(claimSQL), reclaim: s(reclaimSQL), renew: s(renewSQL),
+			complete: s(completeSQL), completeBusy: s(completeBusySQL), move: s(moveSQL), verify: s(verifySQL),
+			completeTx: s(completeTxSQL), completeTxKept: s(completeTxKeptSQL), lockTx: s(lockTxSQL),
+			empty: s(emptySQL), lock: s(lockSQL), truncate: s(truncateSQL), evacuate: s(evacuateSQL),
+		}
+		looks = append(looks, s(lookSQL))
+	}
+	all.look = strings.Join(looks, " UNION ALL ")
+	return all
 }
 
 // NewInbox opens an inbox in the database that pool is connected to. It changes nothing there: a schema that is missing,
@@ -104,17 +125,22 @@ func NewInbox(ctx context.Context, pool *pgxpool.Pool, opts ...Option) (*Inbox, 
 		return nil, fmt.Errorf("postgres: new inbox: pool_max_conns %d is too small; the inbox needs %d at least", o.connections, minConnections)
 	}
 	if o.listen == nil {
-		o.listen = config.ConnConfig
+		o.listen, o.prepareListen = config.ConnConfig.Copy(), config.BeforeConnect
 	}
+	boundConnecting(o.listen)
 	in := &Inbox{options: o, sql: statementsOf(o.names), instance: rand.Uint64(), //nolint:gosec // tells inboxes apart, no secret
 		queues: make(map[string]int32)}
+	in.caller.closed, in.caller.elsewhere = make(chan struct{}), config.ConnConfig.ValidateConnect != nil
 	in.ctx, in.quit = context.WithCancel(context.Background())
 	if err := in.connect(ctx, config); err != nil {
 		in.closePools()
 		return nil, err
 	}
 	in.publisher.in, in.notifier.in = in, in
+	in.commits.init(in)
 	in.keeper.init(in)
+	in.pruner.init(in)
+	in.ring.init(in)
 	return in, nil
 }
 
@@ -131,11 +157,21 @@ func (in *Inbox) connect(ctx context.Context, config *pgxpool.Config) error {
 	} {
 		own := config.Copy()
 		own.MaxConns, own.MinConns, own.MinIdleConns = int32(p.size), 0, 0 //nolint:gosec // an option of a sane size
+		own.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			takeArrays(conn)
+			if config.AfterConnect == nil {
+				return nil
+			}
+			return config.AfterConnect(ctx, conn)
+		}
+		boundConnecting(own.ConnConfig)
+		boundPings(own)
 		pool, err := pgxpool.NewWithConfig(ctx, own)
 		if err != nil {
 			return fmt.Errorf("postgres: new inbox: %w", err)
 		}
 		*p.pool = pool
+		in.caller.pools = append(in.caller.pools, pool)
 	}
 	isolation, err := checkVersion(ctx, in.rest, in.options.names)
 	if err != nil {
@@ -146,11 +182,11 @@ func (in *Inbox) connect(ctx context.Context, config *pgxpool.Config) error {
 }
 
 func (in *Inbox) closePools() {
-	for _, pool := range []*pgxpool.Pool{in.claims, in.settles, in.renewals, in.rest} {
-		if pool != nil {
-			pool.Close()
-		}
+	for _, pool := range in.caller.pools {
+		pool.Close()
 	}
+	close(in.caller.closed)
+	in.caller.ending.Wait()
 }
 
 // Close lets go of everything: feeds answer errors from here on, leases that are not settled expire, a publish under

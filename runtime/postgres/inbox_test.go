@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver for database/sql
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -250,9 +251,48 @@ func TestInbox_WakesAcrossProcesses(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
+		"long transaction": func(out leasebus.Outgoing) {
+			tx, err := pg.Pool(t).Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			send(t, producer.Tx(tx), out)
+			if _, err := tx.Exec(t.Context(), `SELECT pg_sleep(0.5)`); err != nil {
+				t.Fatal(err)
+			}
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"transaction that was rolled back, and one that was not": func(out leasebus.Outgoing) {
+			for _, end := range []func(tx pgx.Tx) error{
+				func(tx pgx.Tx) error { return tx.Rollback(t.Context()) },
+				func(tx pgx.Tx) error { return tx.Commit(t.Context()) },
+			} {
+				tx, err := pg.Pool(t).Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				send(t, producer.Tx(tx), out)
+				if err := end(tx); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
 		"delayed": func(out leasebus.Outgoing) {
 			out.Delay = 30 * time.Millisecond
 			send(t, producer, out)
+		},
+		"delayed in a transaction": func(out leasebus.Outgoing) {
+			out.Delay = 30 * time.Millisecond
+			tx, err := pg.Pool(t).Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			send(t, producer.Tx(tx), out)
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 		},
 	} {
 		for {
@@ -450,6 +490,41 @@ func TestRetention_S31(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A message whose correlation is its own id has it wherever it goes, though the id is kept once.
+func TestInbox_S59_OwnCorrelation(t *testing.T) {
+	t.Parallel()
+	pg := migrated(t, testservers.Postgres(t))
+	inbox := openInbox(t, pg.DSN())
+	c := subscribe(t, inbox, ordersPolicy(func(p *leasebus.Policy) { p.RetainCompleted = time.Hour }))
+	publisher, err := leasebus.NewTypedPublisher[*wrapperspb.StringValue](ordersPolicy(), inbox)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(where string, e *leasebus.Envelope) {
+		t.Helper()
+		if got := e.Headers.Get(leasebus.HeaderCorrelation); got != e.ID.String() {
+			t.Errorf("%s: the correlation is %q, want %q", where, got, e.ID)
+		}
+	}
+	if _, err := publisher.PublishBatch(t.Context(), []*wrapperspb.StringValue{wrapperspb.String("1"), wrapperspb.String("2")}); err != nil {
+		t.Fatal(err)
+	}
+	leases := c.take(2)
+	want("leased", &leases[0].Envelope)
+	c.settle(leasebus.ResultOK, leasebus.Settlement{Lease: leases[0]},
+		leasebus.Settlement{Lease: leases[1], Kind: leasebus.SettleDeadLetter, Reason: leasebus.ReasonPermanent})
+	completed, err := inbox.Completed(t.Context(), orders, "", 10)
+	if err != nil || len(completed) != 1 {
+		t.Fatalf("%d are completed, %v", len(completed), err)
+	}
+	want("completed", &completed[0].Envelope)
+	dead, err := inbox.DeadLetters(t.Context(), orders, leasebus.Filter{}, "", 10)
+	if err != nil || len(dead) != 1 {
+		t.Fatalf("%d are dead letters, %v", len(dead), err)
+	}
+	want("dead letter", &dead[0].Envelope)
 }
 
 // The same through database/sql: publish and complete, commit and roll back, ignore the error of a lost lease.

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,53 +11,23 @@ import (
 )
 
 const (
-	// promoteSQL moves what has become due in front of every cursor. The answer is as that of an insert, with the number
-	// of messages in the last column.
-	promoteSQL = `WITH d AS (DELETE FROM {schema}.delayed WHERE ctid = ANY(ARRAY(
- SELECT x.ctid FROM unnest($1::int[]) AS u(queue), LATERAL (SELECT m.ctid FROM {schema}.delayed m
- WHERE m.queue = u.queue AND m.due_at <= statement_timestamp() ORDER BY m.due_at, m.pos LIMIT $2 FOR UPDATE SKIP LOCKED) x))
- RETURNING *),
- i AS (INSERT INTO {ready} (visible_at, first_due, id, queue, generation, attempt, type, headers, state, payload)
- SELECT due_at, first_due, id, queue, generation, attempt, type, headers, state, payload FROM d ORDER BY due_at, pos RETURNING queue, pos)
- SELECT queue, min(pos), count(*) FROM i GROUP BY queue`
+	// lookSQL finds for each feed the first message within a range of one segment that could be leased. One for each
+	// segment are put together.
+	lookSQL = `SELECT u.n, {number}::int, m.pos FROM unnest($1::int[], $2::int[], $3::int[], $4::bigint[], $5::bigint[]) AS u(n, segment, queue, pos, below),
+ LATERAL (SELECT m.pos FROM {segment} m WHERE m.queue = u.queue AND m.pos >= u.pos AND m.pos < u.below AND m.visible_at <= statement_timestamp()
+ ORDER BY m.pos LIMIT 1) m WHERE u.segment = {number}`
 
-	nextDueSQL = `SELECT ceil(extract(epoch FROM min(x.due_at) - statement_timestamp()) * 1000000)::bigint FROM unnest($1::int[]) AS u(queue), LATERAL
- (SELECT m.due_at FROM {schema}.delayed m WHERE m.queue = u.queue ORDER BY m.due_at LIMIT 1) x`
-
-	// lookSQL tells for each queue whether something could be leased at or behind a position, and what the low-water mark
-	// needs: the first message from there on, the sequence's position, the oldest and the next transaction.
-	lookSQL = `SELECT u.n::int - 1,
- EXISTS (SELECT 1 FROM {ready} m WHERE m.queue = u.queue AND m.pos >= u.pos AND m.visible_at <= statement_timestamp()),
- coalesce((SELECT m.pos FROM {ready} m WHERE m.queue = u.queue AND m.pos >= u.pos ORDER BY m.pos LIMIT 1), 0),
- (SELECT last_value FROM {schema}.ready_pos_seq),
- pg_snapshot_xmin(pg_current_snapshot())::text::bigint, pg_snapshot_xmax(pg_current_snapshot())::text::bigint
- FROM unnest($1::int[], $2::bigint[]) WITH ORDINALITY AS u(queue, pos, n)`
-
-	// Retention goes from the oldest positions, some at a time: what is dead or completed lies in the order of its time.
-	pruneDeadSQL = `DELETE FROM {schema}.dead WHERE ctid = ANY(ARRAY(SELECT ctid FROM
- (SELECT ctid, dead_at FROM {schema}.dead WHERE queue = $1 ORDER BY pos LIMIT $3 FOR UPDATE SKIP LOCKED) x
- WHERE dead_at < statement_timestamp() - make_interval(secs => $2)))`
-	pruneHistorySQL = `DELETE FROM {schema}.history WHERE ctid = ANY(ARRAY(SELECT ctid FROM
- (SELECT ctid, completed_at FROM {schema}.history WHERE queue = $1 ORDER BY pos LIMIT $3 FOR UPDATE SKIP LOCKED) x
- WHERE completed_at < statement_timestamp() - make_interval(secs => $2)))`
+	headSQL = `SELECT {head}`
 )
 
 const (
-	promoteBatch = 500
-	// promoteSpacing is the least time between two promotions: what becomes due meanwhile goes together.
-	promoteSpacing = 20 * time.Millisecond
-	// dueLookEvery is how often the time of the next due message is asked for: another process may have added it.
-	dueLookEvery = 2 * time.Second
-	keeperBound  = 10 * time.Second
-	keeperPause  = time.Second // after an error
-
-	pruneBatch                   = 500
-	pruneMostOften, pruneAtLeast = 250 * time.Millisecond, time.Minute
+	keeperBound = 10 * time.Second
+	keeperPause = time.Second // after an error
 )
 
-// keeper does what belongs to the queues and to no feed: it moves what has become due, looks for what nobody has told
-// of, and deletes what its retention has passed. One for each inbox, whatever the number of its feeds: looking is one
-// statement for all queues. It works while there are feeds.
+// keeper does what belongs to the queues and to no feed: it moves what has become due, and looks for what nobody has told
+// of. One for each inbox, whatever the number of its feeds: looking is one statement for all queues. It works while there
+// are feeds.
 type keeper struct {
 	in *Inbox
 
@@ -69,10 +40,13 @@ type keeper struct {
 	kick  chan struct{}
 	// dueAt is when something becomes due, as far as is known. Zero = look.
 	dueAt time.Time
+	// promoted are the times up to which everything that was due has been promoted, as far as is known.
+	promoted map[int32]instant
 }
 
 func (k *keeper) init(in *Inbox) {
 	k.in, k.feeds, k.kick = in, make(map[int32][]*feed), make(chan struct{}, 1)
+	k.promoted = make(map[int32]instant)
 }
 
 // deaf: what others publish is not told.
@@ -83,8 +57,7 @@ func (k *keeper) listening(hears bool) {
 	k.hears.Store(hears)
 	if hears {
 		for _, f := range k.all() {
-			f.place.sweepSoon(true)
-			f.wake()
+			f.lookAgain()
 		}
 	}
 	k.due(0)
@@ -94,7 +67,7 @@ func (k *keeper) listening(hears bool) {
 func (k *keeper) add(f *feed) bool {
 	k.mu.Lock()
 	if !k.running {
-		k.running = k.in.start(k.run)
+		k.running = k.in.start(k.run) && k.in.start(k.in.ring.run) && k.in.start(k.in.pruner.run)
 	}
 	if k.running && !k.heard && !k.in.options.deaf {
 		k.heard = k.in.start((&listener{in: k.in}).run)
@@ -105,7 +78,8 @@ func (k *keeper) add(f *feed) bool {
 		k.dueAt = time.Time{}
 	}
 	k.mu.Unlock()
-	k.nudge()
+	nudge(k.kick)
+	nudge(k.in.pruner.kick)
 	return running
 }
 
@@ -125,11 +99,18 @@ func (k *keeper) remove(f *feed) {
 	}
 }
 
-func (k *keeper) nudge() {
+func nudge(kick chan struct{}) {
 	select {
-	case k.kick <- struct{}{}:
+	case kick <- struct{}{}:
 	default:
 	}
+}
+
+// idle: there are no feeds.
+func (k *keeper) idle() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.feeds) == 0
 }
 
 // all returns the feeds that lease.
@@ -157,11 +138,15 @@ func (k *keeper) arrived(a arrival) {
 		return
 	}
 	if a.pos == 0 {
+		if a.due <= 0 {
+			k.promotedLess(a.queue)
+		}
 		k.due(a.due)
 		return
 	}
+	k.in.ring.heard(a.seg)
 	for _, f := range feeds {
-		f.place.arrived(a.pos)
+		f.places[a.seg].arrived(a.pos)
 		f.wake()
 	}
 }
@@ -176,12 +161,12 @@ func (k *keeper) due(d time.Duration) {
 	}
 	k.mu.Unlock()
 	if earlier {
-		k.nudge()
+		nudge(k.kick)
 	}
 }
 
 // rounds are when each of the keeper's tasks is due next.
-type rounds struct{ promote, askDue, look, sweep, prune time.Time }
+type rounds struct{ promote, askDue, look, sweep time.Time }
 
 func (k *keeper) run() {
 	in := k.in
@@ -227,7 +212,7 @@ func (k *keeper) earliest(next *rounds) time.Time {
 		due = next.promote
 	}
 	earliest := next.askDue
-	for _, t := range []time.Time{due, next.sweep, next.prune} {
+	for _, t := range []time.Time{due, next.sweep} {
 		if t.Before(earliest) {
 			earliest = t
 		}
@@ -246,16 +231,19 @@ func (k *keeper) round(feeds []*feed, next *rounds) error {
 	k.mu.Lock()
 	due := k.dueAt
 	k.mu.Unlock()
-	if asked := !now.Before(next.askDue); asked || !now.Before(due) && !now.Before(next.promote) {
-		next.promote, next.askDue = now.Add(promoteSpacing), now.Add(dueLookEvery)
-		if err := k.promote(ctx, feeds); err != nil {
+	if whole := !now.Before(next.askDue); whole || !now.Before(due) && !now.Before(next.promote) {
+		next.promote = now.Add(promoteSpacing)
+		if err := k.promote(ctx, feeds, whole); err != nil {
 			return err
+		}
+		if whole {
+			next.askDue = now.Add(max(dueLookEvery, dueLookShare*time.Since(now)))
 		}
 	}
 	sweep := !now.Before(next.sweep)
 	if sweep || k.deaf() && !now.Before(next.look) {
 		if sweep {
-			next.sweep = now.Add(k.in.options.sweep)
+			next.sweep = now.Add(k.in.options.sweep*3/4 + rand.N(k.in.options.sweep/2)) //nolint:gosec // a jitter, to keep processes apart
 			for _, f := range feeds {
 				f.giveBack(ctx, now)
 			}
@@ -265,105 +253,65 @@ func (k *keeper) round(feeds []*feed, next *rounds) error {
 			return err
 		}
 	}
-	if !now.Before(next.prune) {
-		interval := pruneAtLeast
-		for _, f := range feeds {
-			every, err := k.prune(ctx, f)
-			if err != nil {
-				return err
-			}
-			interval = min(interval, every)
-		}
-		next.prune = now.Add(interval)
-	}
 	return nil
 }
 
-// promote moves what is due, and learns when the next is.
-func (k *keeper) promote(ctx context.Context, feeds []*feed) error {
+// look finds what nobody has told of, and tells the feeds. A sweep looks at all that no claim is going to see; otherwise
+// only idle feeds are asked for, where something may have been published a moment ago.
+func (k *keeper) look(ctx context.Context, feeds []*feed, sweep bool) error {
+	for {
+		head := k.in.ring.head.Load()
+		if err := k.lookOnce(ctx, feeds, sweep); err != nil || sweep || head == k.in.ring.head.Load() {
+			return err
+		}
+	}
+}
+
+func (k *keeper) lookOnce(ctx context.Context, feeds []*feed, sweep bool) error {
 	in := k.in
-	queues := queuesOf(feeds)
-	// Anything that is told from here on is earlier than what the answer can know.
-	k.mu.Lock()
-	k.dueAt = time.Now().Add(maxDue)
-	k.mu.Unlock()
-	var came []arrival
-	more, wait := false, maxDue
-	err := in.caller.call(ctx, in.claims, func(b *pgx.Batch) {
+	asked := in.ring.recent()
+	if sweep {
+		asked = in.ring.inUse()
+	}
+	var index, numbers, queues []int32
+	var from, below []int64
+	for i, f := range feeds {
+		if !sweep && !f.hungry.Load() {
+			continue
+		}
+		for _, seg := range asked {
+			begin, end := f.places[seg].unseen(!sweep)
+			if begin >= end {
+				continue
+			}
+			index, numbers, queues = append(index, int32(i)), append(numbers, int32(seg)), append(queues, f.queue) //nolint:gosec // small
+			from, below = append(from, begin), append(below, end)
+		}
+	}
+	if len(index) == 0 {
+		return nil
+	}
+	return in.caller.call(ctx, in.claims, func(b *pgx.Batch) {
 		b.Queue(pinSQL)
-		b.Queue(in.sql.promote, queues, promoteBatch)
-		b.Queue(in.sql.nextDue, queues)
+		b.Queue(in.sql.head)
+		b.Queue(in.sql.look, index, numbers, queues, from, below)
 	}, func(results pgx.BatchResults) error {
-		came, more, wait = nil, false, maxDue
 		if err := skip(results); err != nil {
 			return err
 		}
 		if err := each(results, func(r *row) error {
-			came = append(came, arrival{queue: r.int32(0), pos: r.int64(1)})
-			more = more || r.int(2) >= promoteBatch
+			in.ring.heard(segment(r.int(0)))
 			return r.err
 		}); err != nil {
 			return err
 		}
 		return each(results, func(r *row) error {
-			if !r.null(0) {
-				wait = time.Duration(min(max(r.int64(0), 0), int64(maxDue/time.Microsecond))) * time.Microsecond
-			}
-			return r.err
-		})
-	})
-	if err != nil {
-		k.due(0)
-		return err
-	}
-	in.announce(came)
-	if more {
-		wait = 0
-	}
-	k.due(wait)
-	return nil
-}
-
-// look wakes the feeds whose queue has something that nobody has told of. A feed that is busy finds it by itself; with
-// sweep it is looked at all the same, for its low-water mark.
-func (k *keeper) look(ctx context.Context, feeds []*feed, sweep bool) error {
-	in := k.in
-	var asked []*feed
-	var queues []int32
-	var from []int64
-	now := time.Now()
-	for _, f := range feeds {
-		low, due := f.place.lowMark(now)
-		switch {
-		case sweep:
-		case !f.hungry.Load():
-			continue
-		case !due:
-			low = f.place.behind()
-		}
-		asked, queues, from = append(asked, f), append(queues, f.queue), append(from, low)
-	}
-	if len(asked) == 0 {
-		return nil
-	}
-	return in.caller.call(ctx, in.claims, func(b *pgx.Batch) {
-		b.Queue(pinSQL)
-		b.Queue(in.sql.look, queues, from)
-	}, func(results pgx.BatchResults) error {
-		if err := skip(results); err != nil {
-			return err
-		}
-		return each(results, func(r *row) error {
-			n := r.int(0)
-			if n < 0 || n >= len(asked) || r.err != nil {
+			n, seg := r.int(0), r.int(1)
+			if n < 0 || n >= len(feeds) || seg < 0 || seg >= segments || r.err != nil {
 				return r.err
 			}
-			f := asked[n]
-			f.place.mark(from[n], r.int64(2), r.int64(3), r.int64(4), r.int64(5))
-			if r.bool(1) && f.hungry.Load() {
-				f.place.arrived(from[n])
-				f.wake()
-			}
+			feeds[n].places[seg].arrived(r.int64(2))
+			feeds[n].wake()
 			return r.err
 		})
 	})
@@ -379,38 +327,4 @@ func queuesOf(feeds []*feed) []int32 {
 		}
 	}
 	return queues
-}
-
-// prune deletes what the retentions of f's policy have passed, and says how soon to come again.
-func (k *keeper) prune(ctx context.Context, f *feed) (again time.Duration, err error) {
-	again = pruneAtLeast
-	for _, p := range []struct {
-		statement string
-		retention time.Duration
-	}{
-		{k.in.sql.pruneDead, f.sub.Policy.DeadLetter.Retention},
-		{k.in.sql.pruneHistory, f.sub.Policy.RetainCompleted},
-	} {
-		if p.retention <= 0 {
-			continue
-		}
-		again = min(again, max(p.retention/4, pruneMostOften))
-		for {
-			var deleted int64
-			err := k.in.caller.call(ctx, k.in.rest, func(b *pgx.Batch) {
-				b.Queue(p.statement, f.queue, p.retention.Seconds(), pruneBatch)
-			}, func(results pgx.BatchResults) error {
-				tag, err := results.Exec()
-				deleted = tag.RowsAffected()
-				return err
-			})
-			if err != nil {
-				return 0, err
-			}
-			if deleted < pruneBatch {
-				break
-			}
-		}
-	}
-	return again, nil
 }

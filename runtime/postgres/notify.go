@@ -16,9 +16,10 @@ import (
 // to it. A notification is a hint; everything is found without it too, only later.
 
 const (
-	// notifySpacing is the least time between two notifications of this process: what comes meanwhile shares the next.
+	// After a notification the next one of this process waits for notifyForOne for each arrival that it told of, at most
+	// notifySpacing: what comes meanwhile shares it. So a lone message is told of at once, and a flood costs little.
 	// Inside the publishing transactions they would queue for one lock of the server.
-	notifySpacing = 2 * time.Millisecond
+	notifyForOne, notifySpacing = 250 * time.Microsecond, 2 * time.Millisecond
 	// notifyBound is the longest that sending may take.
 	notifyBound = 5 * time.Second
 
@@ -26,25 +27,27 @@ const (
 	notifySQL = `SELECT pg_notify($1, hint), set_config('synchronous_commit', 'off', true) FROM unnest($2::text[]) AS hint`
 )
 
-// hint is a notification's payload: queue, first position, microseconds until something is due, sender.
+// hint is a notification's payload: queue, segment, first position, microseconds until something is due, sender.
 func (a arrival) hint(instance uint64) string {
-	return fmt.Sprintf("%d:%d:%d:%x", a.queue, a.pos, a.due.Microseconds(), instance)
+	return fmt.Sprintf("%d:%d:%d:%d:%x", a.queue, a.seg, a.pos, a.due.Microseconds(), instance)
 }
 
 func parseHint(payload string) (a arrival, instance uint64, ok bool) {
 	parts := strings.Split(payload, ":")
-	const least = 4 // a later version may say more
+	const least = 5 // a later version may say more
 	if len(parts) < least {
 		return a, 0, false
 	}
 	queue, err1 := strconv.ParseInt(parts[0], 10, 32)
-	pos, err2 := strconv.ParseInt(parts[1], 10, 64)
-	due, err3 := strconv.ParseInt(parts[2], 10, 64)
-	instance, err4 := strconv.ParseUint(parts[3], 16, 64)
-	if err := errors.Join(err1, err2, err3, err4); err != nil || pos < 0 || due < 0 || due > int64(maxDue/time.Microsecond) {
+	seg, err2 := strconv.ParseUint(parts[1], 10, 16)
+	pos, err3 := strconv.ParseInt(parts[2], 10, 64)
+	due, err4 := strconv.ParseInt(parts[3], 10, 64)
+	instance, err5 := strconv.ParseUint(parts[4], 16, 64)
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil ||
+		seg >= segments || pos < 0 || due < 0 || due > int64(maxDue/time.Microsecond) {
 		return a, 0, false
 	}
-	return arrival{queue: int32(queue), pos: pos, due: time.Duration(due) * time.Microsecond}, instance, true
+	return arrival{int32(queue), segment(seg), pos, time.Duration(due) * time.Microsecond}, instance, true
 }
 
 // maxDue is as far ahead as anyone looks for what is due: farther means not now.
@@ -55,28 +58,37 @@ type notifier struct {
 	in *Inbox
 
 	mu      sync.Mutex
-	pending map[arrivalKey]arrival
+	pending arrivalSet
+	added   int // to pending
 	running bool
 }
 
-// arrivalKey keeps what is due now and what will be apart.
+// arrivalSet has the earliest arrivals only.
+type arrivalSet map[arrivalKey]arrival
+
+// arrivalKey keeps what is due now and what will be apart, and the segments.
 type arrivalKey struct {
 	queue int32
+	seg   segment
 	later bool
+}
+
+func (s arrivalSet) add(a arrival) {
+	key := arrivalKey{a.queue, a.seg, a.pos == 0}
+	if have, ok := s[key]; ok {
+		a.pos, a.due = min(a.pos, have.pos), min(a.due, have.due)
+	}
+	s[key] = a
 }
 
 func (n *notifier) add(a arrival) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.pending == nil {
-		n.pending = make(map[arrivalKey]arrival)
+		n.pending = make(arrivalSet)
 	}
-	a.due = min(a.due, maxDue)
-	key := arrivalKey{a.queue, a.pos == 0}
-	if have, ok := n.pending[key]; ok {
-		a.pos, a.due = min(a.pos, have.pos), min(a.due, have.due)
-	}
-	n.pending[key] = a
+	n.pending.add(a)
+	n.added++
 	if !n.running {
 		n.running = n.in.start(n.run)
 	}
@@ -85,27 +97,28 @@ func (n *notifier) add(a arrival) {
 // run sends what is pending until there is nothing.
 func (n *notifier) run() {
 	for {
-		hints := n.take()
+		hints, added := n.take()
 		if len(hints) == 0 {
 			return
 		}
 		n.send(hints)
 		select {
-		case <-time.After(notifySpacing):
+		case <-time.After(min(time.Duration(added)*notifyForOne, notifySpacing)):
 		case <-n.in.ctx.Done():
 		}
 	}
 }
 
-func (n *notifier) take() (hints []string) {
+func (n *notifier) take() (hints []string, added int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, a := range n.pending {
 		hints = append(hints, a.hint(n.in.instance))
 	}
 	clear(n.pending)
+	added, n.added = n.added, 0
 	n.running = len(hints) > 0
-	return hints
+	return hints, added
 }
 
 func (n *notifier) send(hints []string) {
@@ -128,13 +141,18 @@ const (
 	// proveBound is how long the proof may take that notifications arrive: behind a pooler in transaction mode the
 	// server sends them to a connection that is someone else's.
 	proveBound = 3 * time.Second
-	// idleBound is how long a listener hears nothing before it asks whether its connection is there.
-	idleBound = 30 * time.Second
+	// idleBound is how long a listener hears nothing before it proves again that it would. All that listen hear that.
+	idleBound = 5 * time.Second
 
-	listenFirst, listenMost = 100 * time.Millisecond, 30 * time.Second
+	listenFirst, listenMost = 100 * time.Millisecond, 10 * time.Second
+	// deafWait is how long nobody tries to listen where notifications do not arrive.
+	deafWait = 30 * time.Second
 )
 
-var errDeaf = errors.New("notifications do not arrive")
+var (
+	errUnheard = errors.New("a notification did not arrive in time")
+	errDeaf    = errors.New("notifications do not arrive")
+)
 
 // run listens until Close, and comes back by itself.
 func (l *listener) run() {
@@ -150,7 +168,7 @@ func (l *listener) run() {
 		if errors.Is(err, errDeaf) {
 			in.options.log.Info("leasebus: notifications do not arrive here, as behind a pooler in transaction mode; polling instead",
 				"schema", in.options.schema, "poll", in.options.poll)
-			wait = listenMost
+			wait = deafWait
 		} else {
 			in.options.log.Warn("leasebus: listening for notifications failed, polling meanwhile", "schema", in.options.schema, "error", err)
 			if time.Since(began) > listenMost {
@@ -167,7 +185,13 @@ func (l *listener) run() {
 
 func (l *listener) listen(ctx context.Context) error {
 	in := l.in
-	conn, err := pgx.ConnectConfig(ctx, in.options.listen.Copy())
+	config := in.options.listen.Copy()
+	if prepare := in.options.prepareListen; prepare != nil {
+		if err := prepare(ctx, config); err != nil {
+			return err
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, config)
 	if err != nil {
 		return err
 	}
@@ -175,12 +199,21 @@ func (l *listener) listen(ctx context.Context) error {
 		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		_ = conn.Close(bound)
+		in.caller.abandon(conn)
 	}()
 	channel := in.options.channel()
-	if _, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{channel}.Sanitize()); err != nil {
+	if err := bounded(ctx, func(ctx context.Context) error {
+		_, err := conn.Exec(ctx, "LISTEN "+pgx.Identifier{channel}.Sanitize())
+		return err
+	}); err != nil {
 		return err
 	}
-	if err := l.prove(ctx, conn, channel); err != nil {
+	if err := l.prove(ctx, conn, channel); errors.Is(err, errUnheard) {
+		if err := bounded(ctx, conn.Ping); err != nil {
+			return err
+		}
+		return errDeaf
+	} else if err != nil {
 		return err
 	}
 	in.keeper.listening(true)
@@ -195,15 +228,19 @@ func (l *listener) listen(ctx context.Context) error {
 			return ctx.Err()
 		case bound.Err() == nil || conn.IsClosed():
 			return err
-		default:
-			bound, cancel := context.WithTimeout(ctx, proveBound)
-			err := conn.Ping(bound)
-			cancel()
-			if err != nil {
+		default: // it may be dead, or of a server where nobody publishes any more
+			if err := l.prove(ctx, conn, channel); err != nil {
 				return err
 			}
 		}
 	}
+}
+
+// bounded asks in bounded time what a connection that is there answers at once.
+func bounded(ctx context.Context, ask func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, pingBound)
+	defer cancel()
+	return ask(ctx)
 }
 
 // prove sends a notification by another connection and waits for it.
@@ -223,7 +260,7 @@ func (l *listener) prove(ctx context.Context, conn *pgx.Conn, channel string) er
 		case err == nil:
 			l.hear(heard.Payload)
 		case ctx.Err() == nil && bound.Err() != nil:
-			return errDeaf
+			return errUnheard
 		default:
 			return err
 		}

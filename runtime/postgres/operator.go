@@ -31,19 +31,18 @@ const (
 
 	requeueSQL = `WITH u AS MATERIALIZED (SELECT $1::int AS queue, u.* FROM unnest($2::bigint[], $3::bytea[]) AS u(pos, past)),
  d AS (DELETE FROM {schema}.dead m USING u WHERE m.queue = u.queue AND m.pos = u.pos RETURNING m.*, u.past),
- i AS (INSERT INTO {ready} (first_due, id, queue, generation, type, headers, state, payload)
- SELECT first_due, id, queue, generation + 1, type, headers, past, payload FROM d ORDER BY pos RETURNING queue, pos)
- SELECT queue, min(pos), NULL::bigint FROM i GROUP BY queue`
+ i AS (INSERT INTO {schema}.ready (segment, first_due, id, queue, generation, type, headers, state, payload)
+ SELECT {head}, first_due, id, queue, generation + 1, type, headers, past, payload FROM d ORDER BY pos RETURNING queue, segment, pos)
+ SELECT queue, segment, min(pos), NULL::bigint FROM i GROUP BY queue, segment`
 
 	discardSQL = `DELETE FROM {schema}.dead WHERE queue = $1 AND pos = ANY($2::bigint[])`
 
 	replaceSQL = `UPDATE {schema}.dead m SET replaced_by = $4, generation = generation + 1, state = u.past
  FROM unnest($2::bigint[], $3::bytea[]) AS u(pos, past) WHERE m.queue = $1 AND m.pos = u.pos`
-	insertEditedSQL = insertSQL
 
 	// whereIsSQL finds those of the ids that the queue has anywhere. It reads the queue: live messages are looked for by
 	// their id only here, and an index would cost every publish.
-	whereIsSQL = `SELECT id FROM {ready} WHERE queue = $1 AND id = ANY($2::uuid[])
+	whereIsSQL = `SELECT id FROM {schema}.ready WHERE queue = $1 AND id = ANY($2::uuid[])
  UNION SELECT id FROM {schema}.delayed WHERE queue = $1 AND id = ANY($2::uuid[])
  UNION SELECT id FROM {schema}.dead WHERE queue = $1 AND id = ANY($2::uuid[])
  UNION SELECT id FROM {schema}.history WHERE queue = $1 AND id = ANY($2::uuid[])`
@@ -55,7 +54,7 @@ const (
  FROM (SELECT count(*) FILTER (WHERE lease_owner IS NULL AND NOT failed) AS pending, count(*) FILTER (WHERE lease_owner IS NOT NULL) AS processing,
  count(*) FILTER (WHERE lease_owner IS NULL AND failed) AS failed, count(*) FILTER (WHERE lease_owner IS NULL) AS due,
  min(visible_at) FILTER (WHERE lease_owner IS NULL) AS oldest, count(*) FILTER (WHERE lease_owner IS NOT NULL AND visible_at <= statement_timestamp()) AS stuck
- FROM (SELECT lease_owner, visible_at, coalesce(get_byte(state, 1) & 1, 0) = 1 AS failed FROM {ready} WHERE queue = $1) x) r,
+ FROM (SELECT lease_owner, visible_at, coalesce(get_byte(state, 1) & 1, 0) = 1 AS failed FROM {schema}.ready WHERE queue = $1) x) r,
  (SELECT count(*) FILTER (WHERE NOT failed) AS pending, count(*) FILTER (WHERE failed) AS failed,
  count(*) FILTER (WHERE due_at <= statement_timestamp()) AS due, min(due_at) FILTER (WHERE due_at <= statement_timestamp()) AS oldest
  FROM (SELECT due_at, coalesce(get_byte(state, 1) & 1, 0) = 1 AS failed FROM {schema}.delayed WHERE queue = $1) x) d`
@@ -149,7 +148,7 @@ func readDeadLetter(r *row) (leasebus.DeadLetter, error) {
 
 // readPast reads the columns headers and state, the fourth and fifth.
 func readPast(r *row, d *leasebus.DeadLetter) (err error) {
-	if d.Headers, err = leasebus.DecodeHeaders(slices.Clone(r.bytes(3))); err != nil {
+	if d.Headers, err = readHeaders(r.bytes(3), d.ID, newBytes); err != nil {
 		return err
 	}
 	p, err := decodePast(r.bytes(4))
@@ -252,8 +251,9 @@ func (in *Inbox) Replace(ctx context.Context, queue string, ref leasebus.DeadLet
 		e := *edited
 		e.IdempotencyKey = first.past.idempotencyKey
 		var out arrivals
-		out.add(a.queue, &e, e.Payload)
-		came, err := a.insert(ctx, in.sql.insertEdited, out.cut()...)
+		out.clear()
+		out.add(a.queue, &e)
+		came, err := a.insert(ctx, in.sql.insert.of(&out), out.args()...)
 		a.came = came
 		return err
 	})
@@ -385,7 +385,7 @@ func (in *Inbox) act(ctx context.Context, what, queue string, refs []leasebus.De
 	var a *action
 	for try := 1; ; try++ {
 		a = &action{queue: id, targets: targets, dispositions: slices.Clone(dispositions)}
-		err = pgx.BeginTxFunc(ctx, in.rest, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		err = in.caller.transaction(ctx, in.rest, func(tx pgx.Tx) error {
 			a.tx = tx
 			return in.run(ctx, a, do)
 		})
@@ -468,7 +468,7 @@ func (a *action) apply(judge func(*deadRow) leasebus.Disposition, remove bool) a
 func (a *action) insert(ctx context.Context, statement string, args ...any) (came []arrival, err error) {
 	rows, err := a.tx.Query(ctx, statement, args...)
 	err = eachOf(rows, err, func(r *row) error {
-		came = append(came, arrival{queue: r.int32(0), pos: r.int64(1)})
+		came = append(came, readArrival(r))
 		return r.err
 	})
 	return came, err

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -35,12 +36,14 @@ type options struct {
 	connections int
 	own         *pgxpool.Config // instead of the caller's pool's
 	listen      *pgx.ConnConfig // instead of own's
-	deaf        bool
-	poll, sweep time.Duration
-	quietTx     bool
-	maxPayload  int
-	log         *slog.Logger
-	err         error
+	// prepareListen comes before each connection that listens: own's BeforeConnect, if listen is own's.
+	prepareListen func(context.Context, *pgx.ConnConfig) error
+	deaf          bool
+	poll, sweep   time.Duration
+	maxPayload    int
+	pace          pace
+	log           *slog.Logger
+	err           error
 }
 
 // WithSchema sets the schema of the tables. Any name of up to 63 bytes; it is quoted. Default [DefaultSchema].
@@ -116,11 +119,6 @@ func WithSweep(d time.Duration) Option {
 
 const minSweep = 10 * time.Millisecond
 
-// WithoutTxNotify leaves out the notification that [Inbox.Tx] and [Inbox.SQLTx] send with the caller's transaction. The
-// server lets only one transaction with a notification commit at a time, which limits publishing at some thousands each
-// second; without it, other processes find the message by their sweep or poll.
-func WithoutTxNotify() Option { return optionFunc(func(o *options) { o.quietTx = true }) }
-
 // WithMaxPayload sets the largest payload that is taken, in bytes. At least 1. Default [leasebus.DefaultMaxPayload].
 func WithMaxPayload(bytes int) Option {
 	return optionFunc(func(o *options) {
@@ -143,7 +141,7 @@ func (o *options) refusef(format string, args ...any) {
 func optionsOf(opts []Option) (options, error) {
 	o := options{
 		connections: DefaultConnections, poll: DefaultPollInterval, sweep: DefaultSweep,
-		maxPayload: leasebus.DefaultMaxPayload,
+		maxPayload: leasebus.DefaultMaxPayload, pace: usualPace(),
 	}
 	o.names, o.err = namesOf(DefaultSchema)
 	for _, opt := range opts {

@@ -29,19 +29,18 @@ func TestPlans_StatisticsOfAnEmptyQueue(t *testing.T) {
 		t.Run(fmt.Sprintf("%s %d", mode, len(tt.statistics)), func(t *testing.T) {
 			t.Parallel()
 			pg := migrated(t, testservers.Postgres(t))
-			pg.Exec(t, `ALTER TABLE leasebus.ready SET (autovacuum_enabled = off)`)
+			for i := range 8 {
+				pg.Exec(t, fmt.Sprintf(`ALTER TABLE leasebus.ready_%d SET (autovacuum_enabled = off)`, i))
+			}
 			for _, statement := range tt.statistics {
 				pg.Exec(t, statement)
 			}
-			before := testservers.Value[int64](t, pg, `SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'ready'`)
+			before := testservers.Value[int64](t, pg, `SELECT sum(seq_tup_read)::bigint FROM pg_stat_user_tables WHERE relname LIKE 'ready%'`)
 			inbox := openInbox(t, pg.DSN("default_query_exec_mode="+mode), postgres.WithSweep(time.Hour))
 			c := subscribe(t, inbox, ordersPolicy())
-			batch := make([]leasebus.Outgoing, 1000)
-			for range standing / len(batch) {
-				for i := range batch {
-					batch[i] = order("m")
-				}
-				send(t, inbox, batch...)
+			const batch = 1000
+			for range standing / batch {
+				send(t, inbox, someOrders(batch)...)
 			}
 			for range 8 { // past the first executions, which are planned one by one
 				l := c.take(worked)
@@ -62,8 +61,8 @@ func TestPlans_StatisticsOfAnEmptyQueue(t *testing.T) {
 				t.Fatal(err)
 			}
 			eventually(t, 20*time.Second, "the sessions have ended", func() error { return sessionsEnded(t, pg) })
-			read := testservers.Value[int64](t, pg, `SELECT coalesce(sum(idx_tup_read), 0)::bigint FROM pg_stat_user_indexes WHERE relname = 'ready'`)
-			scanned := testservers.Value[int64](t, pg, `SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'ready'`)
+			read := testservers.Value[int64](t, pg, `SELECT coalesce(sum(idx_tup_read), 0)::bigint FROM pg_stat_user_indexes WHERE relname LIKE 'ready%'`)
+			scanned := testservers.Value[int64](t, pg, `SELECT sum(seq_tup_read)::bigint FROM pg_stat_user_tables WHERE relname LIKE 'ready%'`)
 			if most := int64(standing / 2); read < worked || read > most || scanned-before > 10 {
 				t.Errorf("%d index entries were read, and %d rows by scans; want a few for each of %d messages, at most %d, and 0", read, scanned-before, 8*worked, most)
 			}

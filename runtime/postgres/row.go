@@ -41,9 +41,9 @@ func (r *row) damaged(i int, err error) {
 }
 
 // Sizes of integers in the binary form.
-const size32, size64 = 4, 8
+const size16, size32, size64 = 2, 4, 8
 
-// int64 reads an int or a bigint; null is 0.
+// int64 reads an integer of any size; null is 0.
 func (r *row) int64(i int) int64 {
 	v := r.raw[i]
 	if r.binary(i) {
@@ -52,6 +52,8 @@ func (r *row) int64(i int) int64 {
 			return int64(binary.BigEndian.Uint64(v)) //nolint:gosec // two's complement
 		case size32:
 			return int64(int32(binary.BigEndian.Uint32(v))) //nolint:gosec // two's complement
+		case size16:
+			return int64(int16(binary.BigEndian.Uint16(v))) //nolint:gosec // two's complement
 		}
 	}
 	if v == nil {
@@ -67,11 +69,6 @@ func (r *row) int64(i int) int64 {
 func (r *row) int32(i int) int32 { return int32(r.int64(i)) } //nolint:gosec // of an int column
 
 func (r *row) int(i int) int { return int(r.int64(i)) }
-
-func (r *row) bool(i int) bool {
-	v := r.raw[i]
-	return len(v) == 1 && (v[0] == 1 || v[0] == 't')
-}
 
 // bytes reads a bytea; null is nil, empty is not.
 func (r *row) bytes(i int) []byte {

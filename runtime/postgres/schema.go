@@ -52,14 +52,15 @@ func Migrations(opts ...Option) ([]Migration, error) {
 
 // migrations reads the embedded files. That they are well named is held by a test.
 func migrations(n names) []Migration {
+	quoted := pgx.Identifier{DefaultSchema}.Sanitize()
+	renamed := strings.NewReplacer(`'`+quoted, `'`+strings.ReplaceAll(n.quoted, `'`, `''`), quoted, n.quoted) // in literals, and as names
 	var steps []Migration
 	entries, _ := fs.ReadDir(migrationFiles, "migrations") // embedded
 	for _, entry := range entries {
 		text, _ := migrationFiles.ReadFile("migrations/" + entry.Name()) // embedded
 		number, _, _ := strings.Cut(entry.Name(), "_")
 		version, _ := strconv.Atoi(number)
-		quoted := pgx.Identifier{DefaultSchema}.Sanitize()
-		steps = append(steps, Migration{version, entry.Name(), strings.ReplaceAll(string(text), quoted, n.quoted)})
+		steps = append(steps, Migration{version, entry.Name(), renamed.Replace(string(text))})
 	}
 	return steps
 }
@@ -95,7 +96,7 @@ func migrate(ctx context.Context, tx pgx.Tx, n names) error {
 	}
 	version := 0
 	if there {
-		if err := tx.QueryRow(ctx, n.render(`SELECT coalesce(max(version), 0) FROM {schema}.schema_version`, "")).Scan(&version); err != nil {
+		if err := tx.QueryRow(ctx, n.render(`SELECT coalesce(max(version), 0) FROM {schema}.schema_version`)).Scan(&version); err != nil {
 			return err
 		}
 	}
@@ -117,7 +118,7 @@ const versionSQL = `SELECT version, serves, current_setting('default_transaction
 // checkVersion refuses a schema that this version cannot work with (S61). It also tells what isolation sessions have.
 func checkVersion(ctx context.Context, pool *pgxpool.Pool, n names) (isolation string, err error) {
 	var version, serves int
-	err = pool.QueryRow(ctx, n.render(versionSQL, "")).Scan(&version, &serves, &isolation)
+	err = pool.QueryRow(ctx, n.render(versionSQL)).Scan(&version, &serves, &isolation)
 	switch code := sqlState(err); {
 	case code == codeUndefinedTable, code == codeInvalidSchema, errors.Is(err, pgx.ErrNoRows):
 		return "", n.drift(ErrSchemaMissing, "it has no tables of leasebus")
@@ -171,11 +172,13 @@ func Validate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 }
 
 const (
-	columnsSQL = `SELECT 'column ' || c.relname || '.' || a.attname, format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull THEN ' not null' ELSE '' END
+	columnsSQL = `SELECT 'column ' || c.relname || '.' || a.attname, format_type(a.atttypid, a.atttypmod) || concat(CASE WHEN a.attnotnull THEN ' not null' END)
  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
- WHERE c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = $1) AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
- UNION ALL SELECT 'table ' || relname, 'table' FROM pg_catalog.pg_class
- WHERE relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = $1) AND relkind = 'r'`
+ WHERE c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = $1) AND c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped
+ UNION ALL SELECT CASE relkind WHEN 'S' THEN 'sequence ' ELSE 'table ' END || relname,
+ CASE WHEN relispartition THEN 'partition ' || pg_get_expr(relpartbound, oid) WHEN relkind = 'p' THEN 'partitioned'
+ WHEN relkind = 'S' THEN 'sequence' ELSE 'table' END
+ FROM pg_catalog.pg_class WHERE relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = $1) AND relkind IN ('r', 'p', 'S')`
 	indexesSQL = `SELECT 'index ' || c.relname, CASE WHEN NOT i.indisvalid THEN 'invalid ' WHEN i.indisunique THEN 'unique ' ELSE '' END ||
  m.amname || ' on ' || t.relname || ' (' ||
  (SELECT string_agg(pg_get_indexdef(i.indexrelid, k, true), ', ' ORDER BY k) FROM generate_series(1, i.indnkeyatts) k) || ')'
@@ -214,18 +217,25 @@ var wantedSchema = wanted()
 
 func wanted() []schemaObject {
 	var objects []schemaObject
-	table := func(name, columns string) {
-		objects = append(objects, schemaObject{"table " + name, "table"})
+	relation := func(name, is, columns string) {
+		objects = append(objects, schemaObject{"table " + name, is})
 		for column := range strings.SplitSeq(columns, ", ") {
 			column, is, _ := strings.Cut(column, " ")
 			is = strings.Replace(is, "timestamptz", "timestamp with time zone", 1)
 			objects = append(objects, schemaObject{"column " + name + "." + column, is})
 		}
 	}
+	table := func(name, columns string) { relation(name, "table", columns) }
 	table("schema_version", "version integer not null, serves integer not null, applied_at timestamptz not null")
 	table("queue", "id integer not null, name text not null")
-	table("ready", "pos bigint not null, visible_at timestamptz not null, lease_owner bigint, first_due timestamptz not null, id uuid not null, "+
-		"queue integer not null, generation integer not null, attempt integer not null, type text not null, headers bytea, state bytea, payload bytea not null")
+	const ready = "pos bigint not null, visible_at timestamptz not null, lease_owner bigint, first_due timestamptz not null, id uuid not null, " +
+		"queue integer not null, generation integer not null, attempt integer not null, segment smallint not null, type text not null, " +
+		"headers bytea, state bytea, payload bytea not null"
+	relation("ready", "partitioned", ready)
+	for seg := range segment(segments) {
+		relation(seg.table(), fmt.Sprintf("partition FOR VALUES IN ('%d')", seg), ready)
+		objects = append(objects, schemaObject{"index " + seg.table() + "_pkey", "unique btree on " + seg.table() + " (queue, pos)"})
+	}
 	table("delayed", "pos bigint not null, due_at timestamptz not null, first_due timestamptz not null, id uuid not null, queue integer not null, "+
 		"generation integer not null, attempt integer not null, type text not null, headers bytea, state bytea, payload bytea not null")
 	table("dead", "pos bigint not null, dead_at timestamptz not null, first_due timestamptz not null, id uuid not null, queue integer not null, "+
@@ -237,7 +247,6 @@ func wanted() []schemaObject {
 		{"schema_version_pkey", "unique btree on schema_version (version)"},
 		{"queue_pkey", "unique btree on queue (id)"},
 		{"queue_name_key", "unique btree on queue (name)"},
-		{"ready_pkey", "unique btree on ready (queue, pos)"},
 		{"delayed_pkey", "unique btree on delayed (queue, due_at, pos)"},
 		{"dead_pkey", "unique btree on dead (queue, pos)"},
 		{"dead_id", "btree on dead (id)"},
@@ -245,6 +254,12 @@ func wanted() []schemaObject {
 		{"history_completed_at", "brin on history (completed_at)"},
 	} {
 		objects = append(objects, schemaObject{"index " + index.name, index.is})
+	}
+	for _, sequence := range []string{"ready_pos", "ring", "queue_id_seq", "delayed_pos_seq", "dead_pos_seq", "history_pos_seq"} {
+		objects = append(objects, schemaObject{"sequence " + sequence, "sequence"})
+	}
+	for i := range fronts {
+		objects = append(objects, schemaObject{fmt.Sprint("sequence front_", i), "sequence"})
 	}
 	return append(objects, schemaObject{"function lease_lost()", "integer"})
 }

@@ -12,31 +12,28 @@ import (
 )
 
 const (
-	// completeSQL waits for a renewal that is under way, within lock_timeout. What it waited for is checked again: a row's
-	// lease is found by binary search then.
+	// completeSQL waits for a renewal that is under way, within lock_timeout. What it waited for is looked at again: it can
+	// have become another claim's lease, but of none of those that are completed here, because they were all over before.
 	completeSQL = `WITH ` + fencedSQL + `,
- d AS (DELETE FROM {ready} m WHERE m.ctid = ANY(ARRAY(SELECT x.ctid FROM u, LATERAL (SELECT r.ctid ` + heldSQL + ` OFFSET 0) x))
- AND m.lease_owner = ($4::bigint[])[width_bucket(m.pos, $2::bigint[])] AND m.generation = ($3::int[])[width_bucket(m.pos, $2::bigint[])]
- RETURNING m.pos, m.generation)
- SELECT 1, pos, generation FROM d UNION ALL ` + restSQL
+ d AS (DELETE FROM {segment} m WHERE m.ctid = ANY(ARRAY(SELECT x.ctid FROM u, LATERAL (SELECT r.ctid ` + heldSQL + ` OFFSET 0) x))
+ AND m.lease_owner = ANY($5::bigint[]) RETURNING m.pos, m.generation) ` + answersSQL
 
 	// completeBusySQL leaves out what is locked.
 	completeBusySQL = `WITH ` + fencedSQL + `, ` + lockedSQL + `,
- d AS (DELETE FROM {ready} m WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM k)) RETURNING m.pos, m.generation)
- SELECT 1, pos, generation FROM d UNION ALL ` + restSQL
+ d AS (DELETE FROM {segment} m WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM k)) RETURNING m.pos, m.generation) ` + answersSQL
 
 	// moveSQL ends leases by taking their messages elsewhere: one statement, so that nothing is lost between. It leaves
 	// out what is locked, as completeBusySQL does. The database writes the time of a failure behind the state (stamp).
 	moveSQL = `WITH u AS (SELECT * FROM unnest($2::bigint[], $3::int[], $4::bigint[], $5::int[], $6::bigint[], $7::int[],
  $8::bytea[], $9::bool[], $10::text[], $11::text[], $12::text[], $13::text[], $14::int[])
  AS u(pos, generation, owner, route, delay, refund, state, stamp, dead_letter_queue, reason, error, error_type, attempts)), ` + lockedSQL + `,
- taken AS (DELETE FROM {ready} m WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM k))
+ taken AS (DELETE FROM {segment} m WHERE m.ctid = ANY(ARRAY(SELECT ctid FROM k))
  RETURNING m.pos, m.first_due, m.id, m.queue, m.generation, m.attempt, m.type, m.headers, m.payload),
  d AS MATERIALIZED (SELECT taken.*, u.route, u.delay, u.refund, u.dead_letter_queue, u.reason, u.error, u.error_type, u.attempts,
  CASE WHEN u.stamp THEN u.state || timestamptz_send(statement_timestamp()) ELSE u.state END AS past
  FROM taken JOIN u ON u.pos = taken.pos AND u.generation = taken.generation),
- ready AS (INSERT INTO {ready} (first_due, id, queue, generation, attempt, type, headers, state, payload)
- SELECT first_due, id, queue, generation, attempt - refund, type, headers, past, payload FROM d WHERE route = 1 ORDER BY pos RETURNING pos),
+ back AS (INSERT INTO {schema}.ready (segment, first_due, id, queue, generation, attempt, type, headers, state, payload)
+ SELECT {head}, first_due, id, queue, generation, attempt - refund, type, headers, past, payload FROM d WHERE route = 1 ORDER BY pos RETURNING segment, pos),
  delayed AS (INSERT INTO {schema}.delayed (due_at, first_due, id, queue, generation, attempt, type, headers, state, payload)
  SELECT statement_timestamp() + delay * interval '1 microsecond', first_due, id, queue, generation, attempt - refund, type, headers, past, payload
  FROM d WHERE route = 2),
@@ -46,15 +43,18 @@ const (
  FROM d WHERE route = 3 ORDER BY pos),
  history AS (INSERT INTO {schema}.history (first_due, id, queue, generation, attempts, type, owner, headers, state, payload)
  SELECT first_due, id, queue, generation, attempt, type, $15, headers, past, payload FROM d WHERE route = 4 ORDER BY pos)
- SELECT 1, pos, generation FROM d
- UNION ALL ` + restSQL + `
- UNION ALL SELECT 3, min(pos), 0 FROM ready HAVING count(*) > 0`
+ ` + answersSQL + `
+ UNION ALL SELECT 3, min(pos), segment FROM back GROUP BY segment`
 
-	// verifySQL answers for the rows that are there: 1 = mine, 2 = mine and locked, 0 = another's.
-	verifySQL = `WITH ` + fencedSQL + `, ` + lockedSQL + `
+	// verifySQL answers for the rows that are there: 1 = mine, 2 = mine and locked, 0 = another's. It looks into the cold
+	// segment with the same snapshot, or a message on its way there would seem to be gone.
+	verifySQL = `WITH ` + fencedSQL + `,
+ k AS MATERIALIZED (SELECT x.pos, x.generation FROM u, LATERAL (SELECT r.pos, r.generation FROM {schema}.ready r WHERE r.segment IN ({number}, {cold number})
+ AND r.queue = $1 AND r.pos = u.pos AND r.lease_owner = u.owner AND r.generation = u.generation FOR UPDATE SKIP LOCKED) x)
  SELECT CASE WHEN m.lease_owner IS DISTINCT FROM u.owner OR m.generation <> u.generation THEN 0
- WHEN m.ctid = ANY(ARRAY(SELECT ctid FROM k)) THEN 1 ELSE 2 END, u.pos, u.generation
- FROM u, LATERAL (SELECT r.ctid, r.lease_owner, r.generation FROM {ready} r WHERE r.queue = $1 AND r.pos = u.pos OFFSET 0) m`
+ WHEN EXISTS (SELECT FROM k WHERE k.pos = u.pos AND k.generation = u.generation) THEN 1 ELSE 2 END, u.pos, u.generation
+ FROM u, LATERAL (SELECT r.lease_owner, r.generation FROM {schema}.ready r WHERE r.segment IN ({number}, {cold number})
+ AND r.queue = $1 AND r.pos = u.pos OFFSET 0) m`
 )
 
 // Routes of moveSQL.
@@ -65,18 +65,33 @@ const (
 	toHistory = 4
 )
 
-// settling is one Settle call, sorted by what is to be done.
+// settling is one Settle call, sorted by what is to be done and where.
 type settling struct {
 	feed  *feed
 	batch []leasebus.Settlement
-
-	completed, moved, verified fences
-	moves                      moves
+	// cold: the messages are looked for in the cold segment, wherever they were leased.
+	cold  bool
+	parts []*settlingPart
 	// soonest is the shortest delay of a message that waits now. 0 = none does.
 	soonest time.Duration
-	// Answers, beside the fences.
-	completions, movings, verifications fenceAnswers
 }
+
+// settlingPart is what one statement does.
+type settlingPart struct {
+	kind    partKind
+	seg     segment
+	leases  *fences
+	moves   moves // of a moving part
+	answers fenceAnswers
+}
+
+type partKind uint8
+
+const (
+	completing partKind = iota
+	moving
+	verifying
+)
 
 // moves are the arrays of moveSQL besides the fences, in the order in which they were added.
 type moves struct {
@@ -94,12 +109,24 @@ func (f *feed) Settle(ctx context.Context, batch []leasebus.Settlement) error {
 	if err := f.guard(ctx, "settle in"); err != nil {
 		return err
 	}
-	if len(batch) == 0 {
+	if err := f.settle(ctx, batch, false); err != nil {
+		return err
+	}
+	return elsewhere(f, batch, func(st *leasebus.Settlement) (*leasebus.Lease, *leasebus.Result) {
+		if st.Kind == leasebus.SettleVerify { // has looked there
+			return nil, nil
+		}
+		return st.Lease, &st.Result
+	}, func(moved []leasebus.Settlement) error { return f.settle(ctx, moved, true) })
+}
+
+func (f *feed) settle(ctx context.Context, batch []leasebus.Settlement, cold bool) error {
+	s := settling{feed: f, batch: batch, cold: cold}
+	s.sort()
+	if len(s.parts) == 0 {
 		return nil
 	}
-	s := settling{feed: f, batch: batch}
-	s.sort()
-	busy := false
+	busy, sent := false, time.Now()
 	err := f.in.caller.call(ctx, f.in.settles, func(b *pgx.Batch) { s.queue(b, busy) }, s.read)
 	if sqlState(err) == codeLockTimeout {
 		busy = true
@@ -112,11 +139,8 @@ func (f *feed) Settle(ctx context.Context, batch []leasebus.Settlement) error {
 		return f.failed("settle in", err)
 	}
 	s.answer()
-	if s.movings.back > 0 {
-		f.in.announce([]arrival{{queue: f.queue, pos: s.movings.back}})
-	}
 	if s.soonest > 0 {
-		f.in.keeper.arrived(arrival{queue: f.queue, due: s.soonest})
+		f.in.keeper.arrived(arrival{queue: f.queue, due: max(s.soonest-time.Since(sent), 0)})
 	}
 	return nil
 }
@@ -136,26 +160,45 @@ func (s *settling) sort() {
 		switch {
 		case !storableSettlement(st):
 			st.Result = leasebus.ResultRejected
-		case !seen.add(s.feed, st.Lease, i):
+		case !s.feed.gave(st.Lease):
 			st.Result = leasebus.ResultLost
+		default:
+			seen.add(st.Lease, i)
 		}
 	}
 	seen.sort()
-	s.completed = newFences(seen.Len())
-	for at, i := range seen.index {
+	for at := range seen.list {
+		i := int(seen.list[at].index)
 		st := &s.batch[i]
 		switch {
 		case st.Kind == leasebus.SettleVerify:
-			s.verified.add(s.feed, st.Lease, i)
-		case at > 0 && seen.pos[at-1] == seen.pos[at] && seen.generation[at-1] == seen.generation[at]:
+			s.part(verifying, st.Lease).leases.add(st.Lease, i)
+		case at > 0 && seen.list[at-1].pos == seen.list[at].pos && seen.list[at-1].generation == seen.list[at].generation:
 			st.Result = leasebus.ResultLost // a second end of one lease
 		case st.Kind == leasebus.SettleComplete && !keep, st.Kind == leasebus.SettleDiscard:
-			s.completed.add(s.feed, st.Lease, i)
+			s.part(completing, st.Lease).leases.add(st.Lease, i)
 		default:
-			s.moved.add(s.feed, st.Lease, i)
-			s.move(st)
+			p := s.part(moving, st.Lease)
+			p.leases.add(st.Lease, i)
+			s.move(&p.moves, st)
 		}
 	}
+}
+
+// part returns the part that ends l in this way.
+func (s *settling) part(kind partKind, l *leasebus.Lease) *settlingPart {
+	seg := segmentOf(l)
+	if s.cold {
+		seg = coldSegment
+	}
+	for _, p := range s.parts {
+		if p.kind == kind && p.seg == seg {
+			return p
+		}
+	}
+	p := &settlingPart{kind: kind, seg: seg, leases: newFences(len(s.batch))}
+	s.parts = append(s.parts, p)
+	return p
 }
 
 func storableSettlement(st *leasebus.Settlement) bool {
@@ -167,7 +210,7 @@ func storableSettlement(st *leasebus.Settlement) bool {
 }
 
 // move adds what moveSQL is to do with a message.
-func (s *settling) move(st *leasebus.Settlement) {
+func (s *settling) move(m *moves, st *leasebus.Settlement) {
 	p := st.Lease.Ref.P.(*claimed).past.clone() //nolint:forcetypeassert // fences has looked
 	p.failed = false
 	route, refund, delay := int32(toDelayed), int32(0), microseconds(st.Delay)
@@ -199,7 +242,6 @@ func (s *settling) move(st *leasebus.Settlement) {
 	if stamp {
 		p.fail(st.Failure, s.feed.sub.Owner)
 	}
-	m := &s.moves
 	m.routes, m.refunds, m.delays = append(m.routes, route), append(m.refunds, refund), append(m.delays, min(delay, maxDelay))
 	m.states, m.stamps = append(m.states, p.encode(stamp)), append(m.stamps, stamp)
 	m.deadLetterQueues, m.reasons = append(m.deadLetterQueues, st.DeadLetterQueue), append(m.reasons, string(st.Reason))
@@ -224,20 +266,25 @@ func (p *past) lastError() (text, errorType string) {
 
 func (s *settling) queue(b *pgx.Batch, busy bool) {
 	f := s.feed
-	b.Queue(pinSettleSQL)
-	if c := &s.completed; c.Len() > 0 {
-		complete := f.in.sql.complete
-		if busy {
-			complete = f.in.sql.completeBusy
+	if busy {
+		b.Queue(pinBusySQL)
+	} else {
+		b.Queue(pinSettleSQL)
+	}
+	for _, p := range s.parts {
+		statement, args := &f.in.sql.in[p.seg], p.leases.args(f.queue)
+		switch {
+		case p.kind == moving:
+			m := &p.moves
+			b.Queue(statement.move, append(args, m.routes, m.delays, m.refunds, m.states, m.stamps,
+				m.deadLetterQueues, m.reasons, m.errors, m.errorTypes, m.attempts, f.sub.Owner)...)
+		case p.kind == verifying:
+			b.Queue(statement.verify, args...)
+		case busy:
+			b.Queue(statement.completeBusy, args...)
+		default:
+			b.Queue(statement.complete, append(args, p.leases.owners())...)
 		}
-		b.Queue(complete, f.queue, c.pos, c.generation, c.owner)
-	}
-	if c, m := &s.moved, &s.moves; c.Len() > 0 {
-		b.Queue(f.in.sql.move, f.queue, c.pos, c.generation, c.owner, m.routes, m.delays, m.refunds, m.states, m.stamps,
-			m.deadLetterQueues, m.reasons, m.errors, m.errorTypes, m.attempts, f.sub.Owner)
-	}
-	if c := &s.verified; c.Len() > 0 {
-		b.Queue(f.in.sql.verify, f.queue, c.pos, c.generation, c.owner)
 	}
 }
 
@@ -245,18 +292,12 @@ func (s *settling) read(results pgx.BatchResults) error {
 	if err := skip(results); err != nil {
 		return err
 	}
-	for _, part := range []struct {
-		fences  *fences
-		answers *fenceAnswers
-	}{{&s.completed, &s.completions}, {&s.moved, &s.movings}, {&s.verified, &s.verifications}} {
-		if part.fences.Len() == 0 {
-			continue
+	for _, p := range s.parts {
+		absent, read := leasebus.ResultLost, p.answers.read
+		if p.kind == verifying {
+			absent, read = leasebus.ResultOK, p.answers.readVerified
 		}
-		absent, read := leasebus.ResultLost, part.answers.read
-		if part.fences == &s.verified {
-			absent, read = leasebus.ResultOK, part.answers.readVerified
-		}
-		part.answers.begin(part.fences, absent)
+		p.answers.begin(p.leases, absent)
 		if err := each(results, read); err != nil {
 			return err
 		}
@@ -270,7 +311,7 @@ func (a *fenceAnswers) readVerified(r *row) error {
 	result := [...]leasebus.Result{leasebus.ResultLost, leasebus.ResultStillLeased, leasebus.ResultBusy}
 	kind, pos, generation := r.int(0), r.int64(1), r.int32(2)
 	for at := range a.results {
-		if a.leases.pos[at] == pos && a.leases.generation[at] == generation {
+		if a.leases[at].pos == pos && a.leases[at].generation == generation {
 			a.results[at] = result[kind]
 		}
 	}
@@ -278,9 +319,13 @@ func (a *fenceAnswers) readVerified(r *row) error {
 }
 
 func (s *settling) answer() {
-	for _, a := range []*fenceAnswers{&s.completions, &s.movings, &s.verifications} {
-		for at, result := range a.results {
-			s.batch[a.leases.index[at]].Result = result
+	for _, p := range s.parts {
+		for at, result := range p.answers.results {
+			s.batch[p.leases.list[at].index].Result = result
+		}
+		if p.answers.back.pos > 0 {
+			p.answers.back.queue = s.feed.queue
+			s.feed.in.announce([]arrival{p.answers.back})
 		}
 	}
 }

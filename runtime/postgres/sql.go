@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
@@ -42,9 +44,15 @@ func namesOf(schema string) (names, error) {
 // channel is what the schema's notifications are sent on.
 func (n names) channel() string { return fmt.Sprintf("leasebus_%016x", uint64(n.key)) } //nolint:gosec // for its bits
 
-// render fills the schema and the segment of the hot table into a statement.
-func (n names) render(statement, segment string) string {
-	return strings.NewReplacer("{schema}", n.quoted, "{ready}", segment).Replace(statement)
+// render fills in the schema, and for {head} the segment that messages are published into.
+func (n names) render(statement string) string {
+	return strings.NewReplacer("{schema}", n.quoted, "{head}", n.head()).Replace(statement)
+}
+
+// renderFor fills in one segment, too.
+func (n names) renderFor(seg segment, statement string) string {
+	return n.render(strings.NewReplacer("{segment}", "{schema}."+seg.table(), "{cold}", "{schema}."+coldSegment.table(),
+		"{number}", strconv.Itoa(int(seg)), "{cold number}", strconv.Itoa(int(coldSegment))).Replace(statement))
 }
 
 // The planner is told what is known: that the statements below walk the one index. With statistics of an empty table
@@ -54,6 +62,9 @@ const (
  set_config('jit', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true), set_config('statement_timeout', '30s', true)`
 	// pinSettleSQL lets no settlement wait long behind a row that another transaction has locked.
 	pinSettleSQL = pinSQL + `, set_config('lock_timeout', '50ms', true)`
+	// pinBusySQL is for settlements that pass over such rows. A table that is being truncated is locked until the disk has
+	// it, which may take a moment.
+	pinBusySQL = pinSQL + `, set_config('lock_timeout', '5s', true)`
 )
 
 // SQLSTATE codes that are acted on.
@@ -64,6 +75,8 @@ const (
 	codeLeaseLost      = "LB001"
 	codeUndefinedTable = "42P01"
 	codeInvalidSchema  = "3F000"
+	codePrivilege      = "42501"
+	codeReadOnly       = "25006"
 	classData          = "22"
 	classIntegrity     = "23"
 )
@@ -114,7 +127,17 @@ const rollbackBound = 5 * time.Second
 type caller struct {
 	// framed: the sessions' own default isolation is a stricter one, so that a transaction is opened by name.
 	framed atomic.Bool
+	// elsewhere: the connection string names the kind of server that is wanted, so that it can be another one from now on.
+	elsewhere bool
+	pools     []*pgxpool.Pool
+	// ending are the connections that were given up and are being closed; closed makes them hurry.
+	ending sync.WaitGroup
+	closed chan struct{}
 }
+
+// ErrReadOnly is the answer of a server that writes nothing at present: it was made read-only, or it is a standby.
+// Nothing was stored. An inbox goes on by itself when it can write again.
+var ErrReadOnly = errors.New("the database is read-only")
 
 // call sends what queue puts into a batch and lets read take the answers. Refused for its isolation, it begins anew:
 // read must then set everything again.
@@ -122,7 +145,13 @@ func (c *caller) call(ctx context.Context, pool *pgxpool.Pool, queue func(*pgx.B
 	for try := 1; ; try++ {
 		err := c.once(ctx, pool, queue, read)
 		code := sqlState(err)
-		if code != codeSerialization && code != codeDeadlock || try == serializationTries || ctx.Err() != nil {
+		switch {
+		case code == codeReadOnly && c.elsewhere && try == 1:
+			c.leave()
+			continue
+		case code == codeReadOnly:
+			return fmt.Errorf("%w: %w", ErrReadOnly, err)
+		case code != codeSerialization && code != codeDeadlock || try == serializationTries || ctx.Err() != nil:
 			return err
 		}
 		if code == codeSerialization {
@@ -132,11 +161,11 @@ func (c *caller) call(ctx context.Context, pool *pgxpool.Pool, queue func(*pgx.B
 }
 
 func (c *caller) once(ctx context.Context, pool *pgxpool.Pool, queue func(*pgx.Batch), read func(pgx.BatchResults) error) (err error) {
-	conn, err := pool.Acquire(ctx)
+	conn, err := c.acquire(ctx, pool)
 	if err != nil {
 		return notSentError{err}
 	}
-	defer conn.Release()
+	defer func() { c.release(ctx, conn, err) }()
 	var batch pgx.Batch
 	framed := c.framed.Load()
 	if framed {

@@ -163,25 +163,6 @@ func TestBytea_TextForms(t *testing.T) {
 	}
 }
 
-func TestLiterals_AreArraysInText(t *testing.T) {
-	t.Parallel()
-	got := literals([]any{
-		[]int32{1, -2},
-		[]int64{},
-		[]bool{true, false},
-		[]string{`a"b\c`, "", "NULL", "ü,{}"},
-		[][]byte{nil, {}, {0, 255}},
-		idsOf([]leasebus.ID{{1}}), "as it is",
-	})
-	want := []any{
-		"{1,-2}", "{}", "{true,false}", `{"a\"b\\c","","NULL","ü,{}"}`, `{NULL,"\\x","\\x00ff"}`,
-		"{01000000-0000-0000-0000-000000000000}", "as it is",
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
-}
-
 func TestHint_ComesBackAndRefusesWhatIsNone(t *testing.T) {
 	t.Parallel()
 	for _, a := range []arrival{{queue: 7, pos: 1 << 60}, {queue: 1 << 30, due: maxDue}, {}} {

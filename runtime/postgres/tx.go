@@ -3,182 +3,132 @@ package postgres
 import (
 	"context"
 	"database/sql"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
-	"sync"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	leasebus "github.com/leasebus/leasebus/runtime"
 )
 
-// Inside a caller's transaction an insert is the only statement. It also notifies for the queues that it is told, in the
-// form of [arrival.hint]: the server sends that when the transaction commits.
+// Inside a caller's transaction an insert is the only statement. It answers with the transaction's number too: the
+// messages can be leased when that has committed.
 const (
-	insertTxSQL = insertParts + ` SELECT queue, CASE WHEN queue = ANY($7::int[]) THEN
- pg_notify($8::text, concat(queue, ':', coalesce(pos, 0), ':', least(coalesce(due, 0), 86400000000), ':0')) END FROM a`
-	insertLaterTxSQL = insertLaterParts + ` SELECT queue, CASE WHEN queue = ANY($9::int[]) THEN
- pg_notify($10::text, concat(queue, ':', coalesce(pos, 0), ':', least(coalesce(due, 0), 86400000000), ':0')) END FROM a`
+	arrivalsTxSQL = ` SELECT queue, segment, pos, due, pg_current_xact_id()::text FROM a`
+
+	// insertOneTxSQL is for what most transactions publish: one message, due now.
+	insertOneTxSQL = `INSERT INTO {schema}.ready (segment, queue, id, type, headers, state, payload) VALUES ({head}, $1, $2, $3, $4, $5, $6)
+ RETURNING queue, segment, pos, NULL::bigint, pg_current_xact_id()::text`
 )
 
-// Tx publishes inside the caller's transaction: the messages exist if and only if it commits. Use one for all that a
-// transaction publishes, so that it notifies once for each queue ([WithoutTxNotify]).
+// Tx publishes inside the caller's transaction: the messages exist if and only if it commits.
 //
-// It changes no setting of the transaction and waits for nothing in it. A queue that is new to the database is
-// registered by a connection of the inbox. If the commit's outcome is unknown, the receipts have the ids to ask for.
-// An error of a statement aborts the transaction, as any would.
+// It changes no setting of the transaction, waits for nothing in it and adds nothing to its commit: that it has committed
+// is looked for aside, and whoever waits for messages is told then. A queue that is new to the database is registered by
+// a connection of the inbox. If the commit's outcome is unknown, the receipts have the ids to ask for. An error of a
+// statement aborts the transaction, as any would.
 func (in *Inbox) Tx(tx pgx.Tx) leasebus.Publisher {
-	return &txPublisher{in: in, insert: func(ctx context.Context, statement string, args []any) error {
+	return &txPublisher{in: in, query: func(ctx context.Context, statement string, args []any) (rowsOfTx, error) {
 		rows, err := tx.Query(ctx, statement, args...)
-		if err != nil {
-			return err
-		}
-		rows.Close()
-		return rows.Err()
+		return pgxRows{rows}, err
 	}}
 }
 
 // SQLTx is [Inbox.Tx] for database/sql, with any driver for PostgreSQL.
 func (in *Inbox) SQLTx(tx *sql.Tx) leasebus.Publisher {
-	return &txPublisher{in: in, insert: func(ctx context.Context, statement string, args []any) error {
-		rows, err := tx.QueryContext(ctx, statement, literals(args)...)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = rows.Close() }() // what there was to read is read
-		for rows.Next() {
-			continue // to the end, where errors show
-		}
-		return rows.Err()
+	return &txPublisher{in: in, query: func(ctx context.Context, statement string, args []any) (rowsOfTx, error) {
+		return tx.QueryContext(ctx, statement, args...) //nolint:rowserrcheck // insert does
 	}}
 }
 
-type txPublisher struct {
-	in     *Inbox
-	insert func(ctx context.Context, statement string, args []any) error
+// rowsOfTx is what the rows of the two libraries have in common.
+type rowsOfTx interface {
+	Next() bool
+	Scan(dest ...any) error
+	Err() error
+	Close() error
+}
 
-	mu sync.Mutex
-	// notified are the queues for which this transaction notifies already: what comes later has higher positions.
-	notified map[arrivalKey]bool
+type pgxRows struct{ pgx.Rows }
+
+func (r pgxRows) Close() error {
+	r.Rows.Close()
+	return nil
+}
+
+type txPublisher struct {
+	in    *Inbox
+	query func(ctx context.Context, statement string, args []any) (rowsOfTx, error)
 }
 
 // Publish implements [leasebus.Publisher]. It takes all of out or, with an error, nothing.
 func (t *txPublisher) Publish(ctx context.Context, out []leasebus.Outgoing, receipts []leasebus.Receipt) error {
 	return publishWith(out, receipts, func() error {
-		o, err := t.in.outbound(ctx, out, false)
-		if err != nil || o == nil {
+		queues, _, err := t.in.admit(ctx, out)
+		if err != nil || len(out) == 0 {
 			return err
 		}
-		if err := t.insertAll(ctx, &o.now, t.in.sql.insertTx); err != nil {
-			return err
+		if len(out) == 1 && !scheduled(&out[0]) {
+			e := &out[0].Envelope
+			return t.insert(ctx, t.in.sql.insertOneTx, []any{
+				queues.first, e.ID.String(), e.Type, headersOf(e), keysOf(e).encode(false), payloadOf(e),
+			})
 		}
-		return t.insertAll(ctx, &o.later, t.in.sql.insertLaterTx)
+		o := newOutbound()
+		defer o.free()
+		o.add(out, &queues)
+		for _, part := range slices.Concat(o.now.statements(), o.later.statements()) {
+			if err := t.insert(ctx, t.in.sql.insertTx.of(part), literals(part.args())); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 
-func (t *txPublisher) insertAll(ctx context.Context, a *arrivals, statement string) error {
-	for a.len() > 0 {
-		later := a.due != nil
-		queues := a.queues
-		args := a.cut()
-		notify := t.toNotify(queues[:len(queues)-a.len()], later)
-		if err := t.insert(ctx, statement, append(args, notify, t.in.options.channel())); err != nil {
+func (t *txPublisher) insert(ctx context.Context, statement string, args []any) error {
+	rows, err := t.query(ctx, statement, args)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rows.Close() }() // what there was to read is read
+	var came []arrival
+	var transaction string
+	for rows.Next() {
+		var a arrival
+		var seg, pos, due sql.NullInt64
+		if err := rows.Scan(&a.queue, &seg, &pos, &due, &transaction); err != nil {
 			return err
 		}
+		a.seg, a.pos, a.due = segment(seg.Int64), pos.Int64, dueIn(due.Int64)
+		came = append(came, a)
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	if len(came) > 0 {
+		t.in.commits.await(transaction, came)
 	}
 	return nil
 }
 
-// toNotify returns the queues for which the next insert is to notify.
-func (t *txPublisher) toNotify(queues []int32, later bool) []int32 {
-	notify := []int32{}
-	if t.in.options.quietTx {
-		return notify
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.notified == nil {
-		t.notified = make(map[arrivalKey]bool)
-	}
-	for i, queue := range queues {
-		key := arrivalKey{queue, later}
-		if slices.Contains(notify, queue) || i > 0 && queue == queues[i-1] || !later && t.notified[key] {
-			continue // of messages for later, a new one can be the first that is due
-		}
-		notify = append(notify, queue)
-		t.notified[key] = true
-	}
-	return notify
-}
-
-// literals are arrays in PostgreSQL's text form, which every driver can pass on.
-func literals(args []any) []any {
-	out := make([]any, len(args))
-	for i, arg := range args {
-		switch a := arg.(type) {
-		case []int32:
-			out[i] = literal(len(a), func(b []byte, i int) []byte { return strconv.AppendInt(b, int64(a[i]), 10) })
-		case []int64:
-			out[i] = literal(len(a), func(b []byte, i int) []byte { return strconv.AppendInt(b, a[i], 10) })
-		case []bool:
-			out[i] = literal(len(a), func(b []byte, i int) []byte { return strconv.AppendBool(b, a[i]) })
-		case []string:
-			out[i] = literal(len(a), func(b []byte, i int) []byte { return appendQuoted(b, a[i]) })
-		case [][]byte:
-			out[i] = literal(len(a), func(b []byte, i int) []byte { return appendBytea(b, a[i]) })
-		case ids:
-			out[i] = literal(len(a), func(b []byte, i int) []byte { return append(b, uuid.UUID(a[i].Bytes).String()...) })
-		default:
-			out[i] = arg
-		}
-	}
-	return out
-}
-
-func literal(n int, element func(b []byte, i int) []byte) string {
-	b := []byte{'{'}
-	for i := range n {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = element(b, i)
-	}
-	return string(append(b, '}'))
-}
-
-//nolint:gochecknoglobals // a constant
-var arrayQuoter = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
-
-func appendQuoted(b []byte, s string) []byte {
-	b = append(b, '"')
-	b = append(b, arrayQuoter.Replace(s)...)
-	return append(b, '"')
-}
-
-func appendBytea(b, v []byte) []byte {
-	if v == nil {
-		return append(b, "NULL"...)
-	}
-	b = append(b, `"\\x`...)
-	b = hex.AppendEncode(b, v)
-	return append(b, '"')
-}
-
 const (
-	// completeTxSQL raises when the lease is gone, so that a caller who ignores the error cannot commit (S17).
-	completeTxSQL = `WITH d AS (DELETE FROM {ready} WHERE queue = $1 AND pos = $2 AND lease_owner = $3 AND generation = $4 RETURNING pos)
- SELECT CASE WHEN (SELECT count(*) FROM d) = 1 THEN 1 ELSE {schema}.lease_lost() END`
-	completeTxKeptSQL = `WITH d AS (DELETE FROM {ready} WHERE queue = $1 AND pos = $2 AND lease_owner = $3 AND generation = $4 RETURNING *),
- h AS (INSERT INTO {schema}.history (first_due, id, queue, generation, attempts, type, owner, headers, state, payload)
- SELECT first_due, id, queue, generation, attempt, type, $5, headers, state, payload FROM d)
- SELECT CASE WHEN (SELECT count(*) FROM d) = 1 THEN 1 ELSE {schema}.lease_lost() END`
+	heldRowSQL = ` WHERE queue = $1 AND pos = $2 AND lease_owner = $3 AND generation = $4`
 
-	lockTxSQL = `SELECT pos FROM {ready} WHERE queue = $1 AND pos = $2 AND lease_owner = $3 AND generation = $4 FOR UPDATE`
+	// A message is looked for where it was leased, then in the cold segment; that is the last place, so that the second
+	// statement raises when the lease is gone: a caller who ignores the error cannot commit (S17).
+	completeTxSQL     = `DELETE FROM {segment}` + heldRowSQL
+	completeTxKeptSQL = `WITH d AS (DELETE FROM {segment}` + heldRowSQL + ` RETURNING *) ` + keepSQL
+	completeColdSQL   = `WITH d AS (DELETE FROM {schema}.ready_cold` + heldRowSQL + ` RETURNING pos) ` + raiseSQL
+
+	completeColdKeptSQL = `WITH d AS (DELETE FROM {schema}.ready_cold` + heldRowSQL + ` RETURNING *), h AS (` + keepSQL + `) ` + raiseSQL
+
+	keepSQL = `INSERT INTO {schema}.history (first_due, id, queue, generation, attempts, type, owner, headers, state, payload)
+ SELECT first_due, id, queue, generation, attempt, type, $5, headers, state, payload FROM d`
+	raiseSQL = `SELECT CASE WHEN (SELECT count(*) FROM d) = 1 THEN 1 ELSE {schema}.lease_lost() END`
+
+	lockTxSQL = `SELECT pos FROM {segment}` + heldRowSQL + ` FOR UPDATE`
 )
 
 // CompleteTx completes the message at hand inside the handler's transaction: what the handler did and the completion
@@ -190,21 +140,24 @@ const (
 // The transaction holds the message's row until it ends. In repeatable read and serializable, begin it with [BeginTx].
 // Do not call it inside a savepoint: rolling back to that takes the refusal away, too.
 func CompleteTx(ctx context.Context, tx pgx.Tx) error {
-	return completeTx(ctx, func(statement string, args []any) error {
-		_, err := tx.Exec(ctx, statement, args...)
-		return err
+	return completeTx(ctx, func(statement string, args []any) (int64, error) {
+		tag, err := tx.Exec(ctx, statement, args...)
+		return tag.RowsAffected(), err
 	})
 }
 
 // CompleteSQLTx is [CompleteTx] for database/sql, with any driver for PostgreSQL.
 func CompleteSQLTx(ctx context.Context, tx *sql.Tx) error {
-	return completeTx(ctx, func(statement string, args []any) error {
-		_, err := tx.ExecContext(ctx, statement, args...)
-		return err
+	return completeTx(ctx, func(statement string, args []any) (int64, error) {
+		result, err := tx.ExecContext(ctx, statement, args...)
+		if err != nil {
+			return 0, err
+		}
+		return result.RowsAffected()
 	})
 }
 
-func completeTx(ctx context.Context, exec func(statement string, args []any) error) error {
+func completeTx(ctx context.Context, exec func(statement string, args []any) (rows int64, err error)) error {
 	lease, held, err := leaseAtHand(ctx, "complete in a transaction")
 	if err != nil {
 		return err
@@ -213,11 +166,19 @@ func completeTx(ctx context.Context, exec func(statement string, args []any) err
 		return fmt.Errorf("postgres: complete in a transaction: %w", err)
 	}
 	f := held.feed
-	statement, args := f.in.sql.completeTx, []any{f.queue, lease.Ref.N, held.owner, int32(lease.Generation)} //nolint:gosec // of an int column
+	seg := segmentOf(lease)
+	here, cold, args := f.in.sql.in[seg].completeTx, f.in.sql.completeCold, lockArgs(lease, held)
 	if f.sub.Policy.RetainCompleted > 0 {
-		statement, args = f.in.sql.completeTxKept, append(args, f.sub.Owner)
+		here, cold, args = f.in.sql.in[seg].completeTxKept, f.in.sql.completeColdKept, append(args, f.sub.Owner)
 	}
-	switch err := exec(statement, args); {
+	var rows int64
+	if seg != coldSegment {
+		rows, err = exec(here, args)
+	}
+	if err == nil && rows == 0 {
+		_, err = exec(cold, args)
+	}
+	switch {
 	case err == nil:
 		return nil
 	case isLeaseLost(err):
@@ -303,7 +264,12 @@ func beginLocked[T any](ctx context.Context, noRows error, db transactions[T]) (
 		if err != nil {
 			return none, fmt.Errorf("postgres: begin a transaction for message %s: %w", lease.ID, err)
 		}
-		if err = db.lock(tx, held.feed.in.sql.lockTx, lockArgs(lease, held)); err == nil {
+		seg, args := segmentOf(lease), lockArgs(lease, held)
+		err = db.lock(tx, held.feed.in.sql.in[seg].lockTx, args)
+		if errors.Is(err, noRows) && seg != coldSegment {
+			err = db.lock(tx, held.feed.in.sql.in[coldSegment].lockTx, args)
+		}
+		if err == nil {
 			return tx, nil
 		}
 		db.rollback(tx)

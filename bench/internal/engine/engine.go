@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,6 +21,8 @@ type Message struct {
 	Queue int
 	// Delay puts it off.
 	Delay time.Duration
+	// Fails is how many of its attempts fail, for engines that were opened for that.
+	Fails int
 }
 
 // Handler takes a message that an engine hands out. It is called concurrently. The raw engines decode nothing, and hand
@@ -57,6 +60,8 @@ const MaxQueues = 100
 type Options struct {
 	// Queues is how many there are; 0 = 1.
 	Queues int
+	// Failing is for messages whose attempts may fail. Each waits two seconds for the next.
+	Failing bool
 }
 
 func (o Options) queues() int { return max(o.Queues, 1) }
@@ -69,6 +74,8 @@ type Engine struct {
 	// Setup makes the tables in an empty database.
 	Setup func(ctx context.Context, pool *pgxpool.Pool) error
 	Open  func(ctx context.Context, dsn string, o Options) (Bus, error)
+	// Clear deletes what another trial has left, of an engine on a broker; nil = it is one on a database.
+	Clear func(ctx context.Context, url string) error
 }
 
 // Names of the engines.
@@ -101,7 +108,7 @@ func All() []Engine {
 
 // ByName finds an engine.
 func ByName(name string) (Engine, error) {
-	for _, e := range All() {
+	for _, e := range slices.Concat(All(), OnRabbitMQ()) {
 		if e.Name == name {
 			return e, nil
 		}
@@ -151,6 +158,13 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, publish func(tx pgx.Tx) error
 	})
 	if err != nil {
 		return fmt.Errorf("publish in a transaction: %w", err)
+	}
+	return nil
+}
+
+func noFailing(o Options) error {
+	if o.Failing {
+		return fmt.Errorf("messages that fail: %w", ErrUnsupported)
 	}
 	return nil
 }

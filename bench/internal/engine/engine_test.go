@@ -29,6 +29,53 @@ func TestEngines(t *testing.T) {
 	}
 }
 
+// One after the other: they share the queue's name, on a broker of their own.
+func TestEnginesOnRabbitMQ(t *testing.T) { //nolint:tparallel // see above
+	t.Parallel()
+	broker := testservers.PrivateRabbitMQ(t)
+	for _, e := range engine.OnRabbitMQ() {
+		t.Run(e.Name, func(t *testing.T) {
+			if err := e.Clear(t.Context(), broker.URL()); err != nil {
+				t.Fatal(err)
+			}
+			try(t, e, broker.URL(), 1)
+			if err := e.Clear(t.Context(), broker.URL()); err != nil {
+				t.Fatal(err)
+			}
+			failing(t, e, broker.URL())
+		})
+	}
+}
+
+// failing handles a message whose first attempt fails, if the engine has such.
+func failing(t *testing.T, e engine.Engine, url string) {
+	t.Helper()
+	bus, err := e.Open(t.Context(), url, engine.Options{Failing: true})
+	if errors.Is(err, engine.ErrUnsupported) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bus.Close()
+	if err := bus.PublishBatch(t.Context(), []engine.Message{{Body: "sound"}, {Body: "flaky", Fails: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	order := make(chan string, 2)
+	ended := make(chan error, 1)
+	go func() { ended <- bus.Work(ctx, func(_ context.Context, m engine.Message) { order <- m.Body }) }()
+	if first, second := <-order, <-order; first != "sound" || second != "flaky" || time.Since(began) < 2*time.Second {
+		t.Errorf("handled %s and %s within %v; want the sound one, and after 2 s the other", first, second, time.Since(began))
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
 func try(t *testing.T, e engine.Engine, dsn string, queues int) {
 	t.Helper()
 	bus, err := e.Open(t.Context(), dsn, engine.Options{Queues: queues})

@@ -77,6 +77,7 @@ type leasebusBus struct {
 	options []leasebus.ProcessorOption
 	settled atomic.Int64
 	feed    leasebus.Feed // of Claim
+	working atomic.Pointer[leasebus.Processor]
 
 	// Of a store on PostgreSQL.
 	pool  *pgxpool.Pool
@@ -128,6 +129,7 @@ func (b *leasebusBus) Work(ctx context.Context, handle Handler) error {
 			return err
 		}
 	}
+	b.working.Store(p)
 	return p.Run(ctx)
 }
 

@@ -14,12 +14,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Meter reads the meters of one database and its server.
+// Meter reads the meters of one database and its server, or of a broker.
 type Meter struct {
-	conn *pgx.Conn
+	conn *pgx.Conn // nil = a broker's
 	// postmaster is the server's first process; 0 = it is on another machine, and its CPU is not known.
 	postmaster int
 }
+
+// OfBroker reads the meters of a broker that is a process with its children; 0 = it is on another machine.
+func OfBroker(pid int) *Meter { return &Meter{postmaster: pid} }
 
 // New connects to a database.
 func New(ctx context.Context, dsn string) (*Meter, error) {
@@ -39,7 +42,11 @@ func New(ctx context.Context, dsn string) (*Meter, error) {
 }
 
 // Close closes the connection.
-func (m *Meter) Close(ctx context.Context) { _ = m.conn.Close(ctx) }
+func (m *Meter) Close(ctx context.Context) {
+	if m.conn != nil {
+		_ = m.conn.Close(ctx)
+	}
+}
 
 // Reading is the state of the meters at one time. Two of them make a [Cost].
 type Reading struct {
@@ -53,16 +60,18 @@ type Cost struct {
 	Wall, Client time.Duration
 	// Server is the CPU time of all server processes; negative where it cannot be known.
 	Server time.Duration
-	// WAL is in bytes.
+	// WAL is in bytes; 0 where there is none.
 	WAL int64
 }
 
 // Read reads the meters.
 func (m *Meter) Read(ctx context.Context) (Reading, error) {
 	var r Reading
-	err := m.conn.QueryRow(ctx, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint").Scan(&r.wal)
-	if err != nil {
-		return r, fmt.Errorf("meter: WAL: %w", err)
+	if m.conn != nil {
+		err := m.conn.QueryRow(ctx, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint").Scan(&r.wal)
+		if err != nil {
+			return r, fmt.Errorf("meter: WAL: %w", err)
+		}
 	}
 	r.server = m.serverCPU()
 	r.client, r.at = clientCPU(), time.Now()
@@ -78,8 +87,11 @@ func (r Reading) Since(before Reading) Cost {
 	return c
 }
 
-// Sizes returns the bytes of all tables of the database, TOAST included, and of their indexes.
+// Sizes returns the bytes of all tables of the database, TOAST included, and of their indexes; a broker has none.
 func (m *Meter) Sizes(ctx context.Context) (tables, indexes int64, err error) {
+	if m.conn == nil {
+		return 0, 0, nil
+	}
 	err = m.conn.QueryRow(ctx, `SELECT coalesce(sum(pg_table_size(oid)), 0)::bigint, coalesce(sum(pg_indexes_size(oid)), 0)::bigint
 		FROM pg_class WHERE relkind = 'r' AND relnamespace NOT IN ('pg_catalog'::regnamespace, 'information_schema'::regnamespace)`).
 		Scan(&tables, &indexes)
@@ -97,6 +109,9 @@ func (m *Meter) Checkpoint(ctx context.Context) error { return m.exec(ctx, "CHEC
 func (m *Meter) Tidy(ctx context.Context) error { return m.exec(ctx, "VACUUM ANALYZE") }
 
 func (m *Meter) exec(ctx context.Context, sql string) error {
+	if m.conn == nil {
+		return nil
+	}
 	if _, err := m.conn.Exec(ctx, sql); err != nil {
 		return fmt.Errorf("meter: %s: %w", strings.ToLower(sql), err)
 	}

@@ -27,7 +27,8 @@ type Machine struct {
 	Cores      int      `json:"cores"`
 	OS         string   `json:"os"`
 	Go         string   `json:"go"`
-	PostgreSQL string   `json:"postgresql"`
+	PostgreSQL string   `json:"postgresql,omitempty"`
+	RabbitMQ   string   `json:"rabbitmq,omitempty"`
 	Settings   []string `json:"settings,omitempty"`
 	Versions   []string `json:"versions"`
 	Date       string   `json:"date"`
@@ -91,8 +92,12 @@ func List(w io.Writer, cases []suite.Case) error {
 // Head writes what was measured on.
 func (r *Report) Head(w io.Writer) error {
 	m := r.Machine
-	if _, err := fmt.Fprintf(w, "%s, %d cores, %s, %s, PostgreSQL %s (%s)\n%s\n",
-		m.Date, m.Cores, m.OS, m.Go, m.PostgreSQL, strings.Join(m.Settings, ", "), strings.Join(m.Versions, ", ")); err != nil {
+	server := "RabbitMQ " + m.RabbitMQ
+	if m.RabbitMQ == "" {
+		server = fmt.Sprintf("PostgreSQL %s (%s)", m.PostgreSQL, strings.Join(m.Settings, ", "))
+	}
+	if _, err := fmt.Fprintf(w, "%s, %d cores, %s, %s, %s\n%s\n",
+		m.Date, m.Cores, m.OS, m.Go, server, strings.Join(m.Versions, ", ")); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
 	return nil

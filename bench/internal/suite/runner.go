@@ -17,7 +17,10 @@ import (
 // machine disturbs all of them alike.
 type Runner struct {
 	Server *server.Server
-	Rounds int
+	// Broker is the URL of the RabbitMQ for the engines that need one, BrokerPID its process, 0 if it is elsewhere.
+	Broker    string
+	BrokerPID int
+	Rounds    int
 	// Budget is how long it may take: a round that would not end in time is not begun. 0 = unlimited.
 	Budget time.Duration
 	// Profiles is a folder for CPU profiles of what is measured, one for each run; "" = none.
@@ -112,6 +115,9 @@ const trialDatabase = "leasebus_bench_trial"
 
 // trial runs a load in a new database.
 func (r *Runner) trial(ctx context.Context, e engine.Engine, load Load, profile string) (Outcome, error) {
+	if e.Clear != nil {
+		return r.onBroker(ctx, e, load, profile)
+	}
 	template := "leasebus_bench_" + e.Name
 	if err := r.prepare(ctx, e, template); err != nil {
 		return Outcome{}, err
@@ -130,6 +136,15 @@ func (r *Runner) trial(ctx context.Context, e engine.Engine, load Load, profile 
 	}
 	outcome, err := load.Run(ctx, &Trial{Engine: e, DSN: dsn, Meter: m, Profile: profile})
 	return outcome, errors.Join(err, r.Server.Drop(context.WithoutCancel(ctx), trialDatabase))
+}
+
+// onBroker runs a load with queues that are new.
+func (r *Runner) onBroker(ctx context.Context, e engine.Engine, load Load, profile string) (Outcome, error) {
+	if err := e.Clear(ctx, r.Broker); err != nil {
+		return Outcome{}, err
+	}
+	outcome, err := load.Run(ctx, &Trial{Engine: e, DSN: r.Broker, Meter: meter.OfBroker(r.BrokerPID), Profile: profile})
+	return outcome, errors.Join(err, e.Clear(context.WithoutCancel(ctx), r.Broker))
 }
 
 // prepare makes the database with an engine's empty tables that trials are copied from.

@@ -92,7 +92,9 @@ func (s Sample) addCost(c meter.Cost, messages int64) {
 	if c.Server >= 0 {
 		s[ServerCPU] = float64(c.Server.Microseconds()) / n
 	}
-	s[WAL] = float64(c.WAL) / n
+	if c.WAL > 0 {
+		s[WAL] = float64(c.WAL) / n
+	}
 }
 
 // addLatency takes sorted durations.
@@ -106,5 +108,8 @@ func (s Sample) addLatency(sorted []time.Duration) {
 }
 
 func (s Sample) addSizes(tables, indexes int64) {
+	if tables == 0 {
+		return // a broker
+	}
 	s[Tables], s[Indexes] = float64(tables)/megabyte, float64(indexes)/megabyte
 }

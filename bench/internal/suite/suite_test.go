@@ -12,7 +12,9 @@ import (
 
 func TestCasesHaveNamesOfTheirOwnAndKnownEngines(t *testing.T) {
 	t.Parallel()
-	for name, cases := range map[string][]suite.Case{"quick": suite.Quick(), "full": suite.Full(5 * time.Minute)} {
+	for name, cases := range map[string][]suite.Case{
+		"quick": suite.Quick(), "full": suite.Full(5 * time.Minute), "quick AMQP": suite.QuickAMQP(), "full AMQP": suite.FullAMQP(),
+	} {
 		var names []string
 		for _, c := range cases {
 			if slices.Contains(names, c.Name) {
@@ -34,7 +36,8 @@ func TestCasesHaveNamesOfTheirOwnAndKnownEngines(t *testing.T) {
 // A target whose case has another name would be left out without a word.
 func TestTargetsAreMeasured(t *testing.T) {
 	t.Parallel()
-	full, quick := suite.Full(time.Minute), suite.Quick()
+	full := slices.Concat(suite.Full(time.Minute), suite.FullAMQP())
+	quick := slices.Concat(suite.Quick(), suite.QuickAMQP())
 	for _, target := range suite.Targets() {
 		for _, f := range []suite.Figure{target.Over, target.Under} {
 			if f != (suite.Figure{}) && !measures(full, f) {
@@ -42,7 +45,7 @@ func TestTargetsAreMeasured(t *testing.T) {
 			}
 		}
 		prefix := target.Name[:min(len(target.Name), 5)]
-		if slices.Contains([]string{"drain", "publi", "laten"}, prefix) && (!measures(quick, target.Over) || !measures(quick, target.Under)) {
+		if slices.Contains([]string{"drain", "publi", "laten", "amqp_"}, prefix) && (!measures(quick, target.Over) || !measures(quick, target.Under)) {
 			t.Errorf("target %s is not measured by the quick cases", target.Name)
 		}
 	}

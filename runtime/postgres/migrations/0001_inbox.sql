@@ -17,11 +17,31 @@ CREATE TABLE "leasebus".queue (
   name text NOT NULL UNIQUE
 );
 
--- What is pending or processing. It has one index, and nothing in it that changes during a lease, so that leasing and
--- renewing are updates in place: fillfactor leaves the room for them. pos is the order of claiming.
+-- What is pending or processing. pos is the order of claiming; a message keeps it until it is worked on.
 -- Pending: lease_owner is null, visible_at is when the message was due. Processing: visible_at is the lease's end.
+--
+-- headers: each name and value behind its length; a single zero byte is a correlation that is the message's own id.
+--
+-- The table is a ring of eight segments. Messages are published into one of them, the head; when that has grown, the
+-- head moves on to an empty one, and a segment without messages is truncated: no vacuum has to follow the load. What
+-- stays in a segment for long, when the ring becomes short of empty ones, is moved to the cold segment, number 8.
+CREATE SEQUENCE "leasebus".ready_pos AS bigint;
+
+-- Its value modulo eight is the head. A sequence, because that has no old versions: it is read by every publish.
+CREATE SEQUENCE "leasebus".ring AS bigint MINVALUE 0 START 0;
+
+-- How far the claims of a queue have come: the position, and in the lower 16 bits whose it is, because queues share them.
+CREATE SEQUENCE "leasebus".front_0 AS bigint;
+CREATE SEQUENCE "leasebus".front_1 AS bigint;
+CREATE SEQUENCE "leasebus".front_2 AS bigint;
+CREATE SEQUENCE "leasebus".front_3 AS bigint;
+CREATE SEQUENCE "leasebus".front_4 AS bigint;
+CREATE SEQUENCE "leasebus".front_5 AS bigint;
+CREATE SEQUENCE "leasebus".front_6 AS bigint;
+CREATE SEQUENCE "leasebus".front_7 AS bigint;
+
 CREATE TABLE "leasebus".ready (
-  pos         bigint      GENERATED ALWAYS AS IDENTITY,
+  pos         bigint      NOT NULL DEFAULT nextval('"leasebus".ready_pos'),
   visible_at  timestamptz NOT NULL DEFAULT statement_timestamp(),
   lease_owner bigint,
   first_due   timestamptz NOT NULL DEFAULT statement_timestamp(),
@@ -29,15 +49,50 @@ CREATE TABLE "leasebus".ready (
   queue       int         NOT NULL,
   generation  int         NOT NULL DEFAULT 0,
   attempt     int         NOT NULL DEFAULT 0,
+  segment     smallint    NOT NULL DEFAULT 0,
   type        text        NOT NULL,
   headers     bytea,
   state       bytea,
-  payload     bytea       NOT NULL,
-  CONSTRAINT ready_pkey PRIMARY KEY (queue, pos)
-) WITH (
-  fillfactor = 50, vacuum_truncate = off,
-  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0,
-  autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 200000
+  payload     bytea       NOT NULL
+) PARTITION BY LIST (segment);
+
+-- A segment has one index, and nothing in it changes during a lease, so that leasing and renewing are updates in place:
+-- fillfactor leaves the room for them.
+CREATE TABLE "leasebus".ready_0 PARTITION OF "leasebus".ready (CONSTRAINT ready_0_pkey PRIMARY KEY (queue, pos)) FOR VALUES IN (0) WITH (
+  fillfactor = 50, vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
+  autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 200000
+);
+CREATE TABLE "leasebus".ready_1 PARTITION OF "leasebus".ready (CONSTRAINT ready_1_pkey PRIMARY KEY (queue, pos)) FOR VALUES IN (1) WITH (
+  fillfactor = 50, vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
+  autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 200000
+);
+CREATE TABLE "leasebus".ready_2 PARTITION OF "leasebus".ready (CONSTRAINT ready_2_pkey PRIMARY KEY (queue, pos)) FOR VALUES IN (2) WITH (
+  fillfactor = 50, vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
+  autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 200000
+);
+CREATE TABLE "leasebus".ready_3 PARTITION OF "leasebus".ready (CONSTRAINT ready_3_pkey PRIMARY KEY (queue, pos)) FOR VALUES IN (3) WITH (
+  fillfactor = 50, vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
+  autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 200000
+);
+CREATE TABLE "leasebus".ready_4 PARTITION OF "leasebus".ready (CONSTRAINT ready_4_pkey PRIMARY KEY (queue, pos)) FOR VALUES IN (4) WITH (
+  fillfactor = 50, vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
+  autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 200000
+);
+CREATE TABLE "leasebus".ready_5 PARTITION OF "leasebus".ready (CONSTRAINT ready_5_pkey PRIMARY KEY (queue, pos)) FOR VALUES IN (5) WITH (
+  fillfactor = 50, vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
+  autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 200000
+);
+CREATE TABLE "leasebus".ready_6 PARTITION OF "leasebus".ready (CONSTRAINT ready_6_pkey PRIMARY KEY (queue, pos)) FOR VALUES IN (6) WITH (
+  fillfactor = 50, vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
+  autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 200000
+);
+CREATE TABLE "leasebus".ready_7 PARTITION OF "leasebus".ready (CONSTRAINT ready_7_pkey PRIMARY KEY (queue, pos)) FOR VALUES IN (7) WITH (
+  fillfactor = 50, vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
+  autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 200000
+);
+CREATE TABLE "leasebus".ready_cold PARTITION OF "leasebus".ready (CONSTRAINT ready_cold_pkey PRIMARY KEY (queue, pos)) FOR VALUES IN (8) WITH (
+  fillfactor = 50, vacuum_truncate = off, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
+  autovacuum_vacuum_cost_delay = 0, autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 200000
 );
 
 -- What waits: for its first time, for a retry, after a deferral.

@@ -25,6 +25,7 @@ func backends() []namedBackend {
 	return []namedBackend{
 		{"memory", func(context.Context) (backend, func(), error) { return memory.New(), func() {}, nil }},
 		{"postgres", openPostgres},
+		{"amqp", openAMQP},
 	}
 }
 

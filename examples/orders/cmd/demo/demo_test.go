@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/leasebus/leasebus/internal/testservers"
 	leasebus "github.com/leasebus/leasebus/runtime"
+	"github.com/leasebus/leasebus/runtime/amqp"
 	"github.com/leasebus/leasebus/runtime/memory"
 )
 
@@ -174,6 +176,51 @@ func TestDemo_Postgres(t *testing.T) {
 	}
 }
 
+// The same story on a broker of the test's own: the shop's queues have the names that they have.
+func TestDemo_AMQP(t *testing.T) {
+	rabbit := testservers.PrivateRabbitMQ(t)
+	t.Setenv(testservers.RabbitMQEnv, rabbit.URL())
+	code, stdout, stderr := called(t.Context(), "amqp")
+	if code != 0 || stderr != "" {
+		t.Errorf("exit code %d, on stderr: %s", code, stderr)
+	}
+	wantWholeStory(t, stdout)
+	for name := range rabbit.Queues(t) {
+		if !strings.HasPrefix(name, "leasebus.delay.") {
+			t.Errorf("queue %s is left behind", name)
+		}
+	}
+}
+
+// What is in the shop's queues already is not the demo's to handle.
+func TestDemo_AMQP_RefusesQueuesThatAreInUse(t *testing.T) {
+	rabbit := testservers.PrivateRabbitMQ(t)
+	t.Setenv(testservers.RabbitMQEnv, rabbit.URL())
+	broker, err := amqp.Dial(t.Context(), rabbit.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy := policies()[0]
+	topology, err := broker.Topology(&policy)
+	if err == nil {
+		err = broker.Declare(t.Context(), topology)
+	}
+	out := []leasebus.Outgoing{{Envelope: leasebus.Envelope{ID: leasebus.NewID(), Type: policy.Type, Queue: policy.Queue}}}
+	if err == nil {
+		err = broker.Publish(t.Context(), out, make([]leasebus.Receipt, 1))
+	}
+	if err = errors.Join(err, broker.Close()); err != nil {
+		t.Fatal(err)
+	}
+	code, _, stderr := called(t.Context(), "amqp")
+	if code != exitFailed || !strings.Contains(stderr, "queue orders.placed has 1 messages") {
+		t.Errorf("exit code %d, on stderr: %s", code, stderr)
+	}
+	if n := rabbit.Ready(t, policy.Queue); n != 1 {
+		t.Errorf("%d messages are in the queue, want the 1 that was there", n)
+	}
+}
+
 func TestDemo_Arguments(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -182,8 +229,8 @@ func TestDemo_Arguments(t *testing.T) {
 		code      int
 		want      string
 	}{
-		{name: "unknown backend", args: []string{"--backend", "oracle"}, code: 2, want: "demo: unknown backend \"oracle\"; allowed: memory, postgres\n"},
-		{name: "unknown backend in the environment", env: "rabbit", code: 2, want: "demo: unknown backend \"rabbit\"; allowed: memory, postgres\n"},
+		{name: "unknown backend", args: []string{"--backend", "oracle"}, code: 2, want: "demo: unknown backend \"oracle\"; allowed: memory, postgres, amqp\n"},
+		{name: "unknown backend in the environment", env: "rabbit", code: 2, want: "demo: unknown backend \"rabbit\"; allowed: memory, postgres, amqp\n"},
 		{name: "argument", args: []string{"memory"}, code: 2, want: "demo: unexpected argument \"memory\"; see --help\n"},
 		{name: "unknown flag", args: []string{"--broker=x"}, code: 2, want: "flag provided but not defined: -broker"},
 		{name: "help", args: []string{"--help"}, code: 0, want: "lost           messages whose publishing was acknowledged"},

@@ -2,7 +2,7 @@
 // search that takes longer than its lease, a mistyped address, an article that does not exist, messages that nobody
 // can read. It tells what happens as it happens, and at the end asks the store what became of every message.
 //
-//	go run ./examples/orders/cmd/demo [--backend memory|postgres]
+//	go run ./examples/orders/cmd/demo [--backend memory|postgres|amqp]
 //
 // It exits with 0 if the story went as it should and no message is lost, with 1 if not, and with 2 if it was called
 // wrongly. The help text says what the numbers of its last line mean.
@@ -110,7 +110,8 @@ Usage: demo [flags]
 The last line counts messages, and takes every number from the store when all work is over:
 
   published      messages that the store knows, in whatever state; those that an edit brought forth included
-  completed      messages that the store keeps as completed
+  completed      messages that the store keeps as completed; on RabbitMQ, which keeps none, those it was seen to take
+                 as completed
   retried        attempts that failed and were followed by another one
   dead_lettered  messages that became dead letters, those that an edit replaced later included
   requeued       dead letters that an operator sent back to work

@@ -1,6 +1,11 @@
 // Command ready makes the servers ready that the tests need, so that installing and starting them does not count on the
-// tests' time. With a command, it runs that on them instead: PostgreSQL's connection string is in its environment, as
-// LEASEBUS_TEST_POSTGRES. See package testservers.
+// tests' time. With a command, it runs that on one of them instead, whose address is in the command's environment:
+//
+//	ready                    # all of them
+//	ready postgres COMMAND   # with a connection string as LEASEBUS_TEST_POSTGRES
+//	ready rabbitmq COMMAND   # with a URL as LEASEBUS_TEST_RABBITMQ
+//
+// See package testservers.
 package main
 
 import (
@@ -21,12 +26,17 @@ func main() {
 	os.Exit(code)
 }
 
-func ready(ctx context.Context, command []string) (exitCode int) {
+func ready(ctx context.Context, args []string) (exitCode int) {
 	var err error
-	if len(command) == 0 {
+	switch {
+	case len(args) == 0:
 		err = testservers.Ready(ctx)
-	} else {
-		err = run(ctx, command)
+	case len(args) > 1 && args[0] == "postgres":
+		err = run(ctx, testservers.SharedPostgres, testservers.PostgresEnv, args[1:])
+	case len(args) > 1 && args[0] == "rabbitmq":
+		err = run(ctx, testservers.SharedRabbitMQ, testservers.RabbitMQEnv, args[1:])
+	default:
+		err = fmt.Errorf("arguments %q; allowed are none, or postgres or rabbitmq and a command", args)
 	}
 	var ended *exec.ExitError
 	switch {
@@ -39,13 +49,14 @@ func ready(ctx context.Context, command []string) (exitCode int) {
 	return 0
 }
 
-func run(ctx context.Context, command []string) error {
-	dsn, err := testservers.SharedPostgres()
+// run runs a command on a server.
+func run(ctx context.Context, server func() (string, error), env string, command []string) error {
+	address, err := server()
 	if err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-	cmd.Env = append(os.Environ(), testservers.PostgresEnv+"="+dsn)
+	cmd.Env = append(os.Environ(), env+"="+address)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	return cmd.Run()
 }
