@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	leasebus "github.com/leasebus/leasebus/runtime"
 )
 
 // For tests of the package from outside.
@@ -21,6 +23,19 @@ func EvacuateSQL(schema string, seg int) string {
 		panic(err)
 	}
 	return n.renderFor(segment(seg), evacuateSQL)
+}
+
+// TurnLocks are the numbers of the locks by which a feed's claims take a turn, in each segment.
+func TurnLocks(of leasebus.Feed, number int) (schema int32, keys []int32) {
+	f, ok := of.(*feed)
+	if !ok {
+		panic("no feed of this package")
+	}
+	keys = make([]int32, segments)
+	for s := range keys {
+		schema, keys[s] = f.turnKey(segment(s), &turn{number: int32(number)})
+	}
+	return schema, keys
 }
 
 func ReadSchema(ctx context.Context, pool *pgxpool.Pool, schema string) (map[string]string, error) {

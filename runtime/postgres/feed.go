@@ -63,8 +63,7 @@ type feed struct {
 
 	// hungry: the last Lease found less than it asked for.
 	hungry atomic.Bool
-	// impatientUntil is until when claims take no turns, in nanoseconds since 1970.
-	impatientUntil atomic.Int64
+	turns  turnTaker
 
 	stopped atomic.Bool
 	closed  atomic.Bool
@@ -232,36 +231,23 @@ func (f *feed) frontOf(value int64) int64 {
 
 // claim fills dst with messages of a segment, in their order.
 func (f *feed) claim(ctx context.Context, seg segment, dst []leasebus.Lease, p *pass) (claim, error) {
-	turn := len(dst) >= turnFrom && time.Now().UnixNano() >= f.impatientUntil.Load()
-	c, err := f.claimInTurn(ctx, seg, dst, p, turn)
-	if turn && sqlState(err) == codeLockTimeout {
-		f.impatientUntil.Store(time.Now().Add(impatience).UnixNano())
-		c, err = f.claimInTurn(ctx, seg, dst, p, false)
+	for tries := 0; ; tries++ {
+		var t *turn
+		if len(dst) >= turnFrom && tries < atOnce {
+			t = f.turns.next(time.Now(), f.sub.Policy.Lease.Duration)
+		}
+		c, err := f.claimInTurn(ctx, seg, dst, p, t)
+		if t != nil && sqlState(err) == codeLockTimeout {
+			f.turns.inVain(t, time.Now())
+			continue
+		}
+		c.sort()
+		return c, err
 	}
-	c.sort()
-	return c, err
 }
 
-// Claims of many messages, of all processes, take turns: some are at work at once in a queue, the others wait. Each of
-// them would else step over the rows that all others are about to take, which costs more than to take them. A turn is a
-// lock of the transaction, so that it ends however the claim does; who waits for long goes on without, for a while.
-const (
-	turnFrom   = 100
-	atOnce     = 2
-	impatience = 10 * time.Second
-
-	takeTurnSQL = pinSQL + `, set_config('lock_timeout', '250ms', true), pg_advisory_xact_lock($2, $3)` + claimTimeSQL
-)
-
-// turnKey is for both numbers of takeTurnSQL: the schema's, and one of the few of a queue in a segment. Who looks into a
-// segment that is empty waits for nobody who works on another.
-func (f *feed) turnKey(seg segment, claim int64) (schema, turn int32) {
-	return int32(f.in.options.key), (f.queue*int32(segments)+int32(seg))*atOnce + int32(claim%atOnce) //nolint:gosec // any bits will do
-}
-
-func (f *feed) claimInTurn(ctx context.Context, seg segment, dst []leasebus.Lease, p *pass, turn bool) (claim, error) {
-	number := f.claims.Add(1)
-	owner := f.owner + number
+func (f *feed) claimInTurn(ctx context.Context, seg segment, dst []leasebus.Lease, p *pass, t *turn) (claim, error) {
+	owner := f.owner + f.claims.Add(1)
 	ctx, quit := context.WithCancelCause(ctx)
 	defer quit(nil)
 	silence := f.claimSilence()
@@ -269,9 +255,9 @@ func (f *feed) claimInTurn(ctx context.Context, seg segment, dst []leasebus.Leas
 	defer patience.Stop()
 	var c claim
 	err := f.in.caller.call(ctx, f.in.claims, func(b *pgx.Batch) {
-		if turn {
-			schema, queue := f.turnKey(seg, number)
-			b.Queue(takeTurnSQL, f.front, schema, queue)
+		if t != nil {
+			schema, key := f.turnKey(seg, t)
+			b.Queue(takeTurnSQL, f.front, schema, key, t.wait)
 		} else {
 			b.Queue(pinClaimSQL, f.front)
 		}

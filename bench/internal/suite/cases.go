@@ -160,8 +160,8 @@ func scaleCases() (cases []Case) {
 	const limit = 10 * time.Second
 	for _, n := range []int{1, 2, 4, 8} {
 		cases = append(cases, Case{
-			Name: "processes_" + strconv.Itoa(n), Group: GroupProcesses, About: "500,000 waiting messages, worker processes: " + strconv.Itoa(n),
-			Engines: both(), Load: Processes{Count: n, Messages: 500_000, Limit: limit, Body: smallBody},
+			Name: "processes_" + strconv.Itoa(n), Group: GroupProcesses, About: "a million waiting messages, worker processes: " + strconv.Itoa(n),
+			Engines: both(), Load: Processes{Count: n, Messages: 1_000_000, Limit: 2 * limit, Body: smallBody},
 		})
 	}
 	for _, c := range []struct {
