@@ -32,6 +32,7 @@ test: $(BUF) ## Run all tests, with the race detector.
 	$(if $(RACE),,@echo "No C compiler: the tests run without the race detector.")
 	$(GO) run ./internal/testservers/cmd/ready
 	$(GO) test $(RACE) -count=$(COUNT) -timeout 10m ./...
+	$(GO) -C bench test -count=$(COUNT) -timeout 10m ./...
 
 .PHONY: test-short
 test-short: $(BUF) ## Run the tests that need no server and little time, without the race detector.

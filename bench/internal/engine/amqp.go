@@ -95,7 +95,8 @@ func amqpMessage(body []byte) (Message, error) {
 	return Message{PublishedAt: task.GetPublishedAt(), Body: task.GetBody()}, nil
 }
 
-// depth counts what waits in a queue, and what was delivered and is not acknowledged: only who has it knows that.
+// depth counts what waits in a queue, and what handlers have and is not acknowledged: only who has it knows that. What is
+// on its way to them is in neither.
 type depth struct {
 	ch      *amqp091.Channel // for asking only
 	unacked atomic.Int64
