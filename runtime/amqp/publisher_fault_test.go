@@ -312,7 +312,7 @@ func TestPublish_S56_C7_6_C8_8_blocked(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), deadline)
 			begun := time.Now()
 			_, err := publish(ctx, b, outgoing(queue, 1))
-			if took := time.Since(begun); took > deadline+time.Second {
+			if took := time.Since(begun); took > deadline+5*time.Second {
 				t.Errorf("round %d: publish %d took %v, want its context's %v", round, i, took, deadline)
 			}
 			switch unknown := errors.Is(err, leasebus.ErrOutcomeUnknown); {

@@ -33,7 +33,7 @@ func TurnLocks(of leasebus.Feed, number int) (schema int32, keys []int32) {
 	}
 	keys = make([]int32, segments)
 	for s := range keys {
-		schema, keys[s] = f.turnKey(segment(s), &turn{number: int32(number)})
+		schema, keys[s], _ = f.turnKeys(segment(s), &turn{first: int32(number)})
 	}
 	return schema, keys
 }

@@ -32,9 +32,9 @@ const (
 	// frontOfSQL is the value of a queue's front, null if it is not known. See front.
 	frontOfSQL = `(SELECT CASE WHEN v & 65535 = $1 & 65535 THEN v END FROM pg_sequence_last_value($7::text::regclass) v)`
 
-	// before a claim; the last columns are the front's value and the time, about.
+	// before a claim; the last columns are when it came, the front's value and the time, about.
 	pinClaimSQL  = pinSQL + claimTimeSQL
-	claimTimeSQL = `, pg_sequence_last_value($1::text::regclass), timestamptz_send(clock_timestamp())`
+	claimTimeSQL = `, timestamptz_send(statement_timestamp()), pg_sequence_last_value($1::text::regclass), timestamptz_send(clock_timestamp())`
 
 	// reclaimSQL gives back what a claim took whose answer was lost: the owner's number is of that claim alone.
 	reclaimSQL = `WITH d AS (DELETE FROM {segment} WHERE queue = $1 AND pos >= $3 AND lease_owner = $2 RETURNING *),
@@ -64,6 +64,8 @@ type feed struct {
 	// hungry: the last Lease found less than it asked for.
 	hungry atomic.Bool
 	turns  turnTaker
+	// claiming and settling are for alone.
+	claiming, settling single
 
 	stopped atomic.Bool
 	closed  atomic.Bool
@@ -97,9 +99,11 @@ func (in *Inbox) Subscribe(ctx context.Context, sub leasebus.Subscription) (leas
 		return nil, fmt.Errorf("postgres: subscribe to %q: %w", sub.Queue, err)
 	}
 	f := &feed{
-		in: in, sub: sub, queue: queue, duration: sub.Policy.Lease.Duration.Seconds(), owner: rand.Int64(), //nolint:gosec // a fence against mistakes, no secret
+		in: in, sub: sub, queue: queue, claiming: make(single, 1), settling: make(single, 1),
+		duration: sub.Policy.Lease.Duration.Seconds(), owner: rand.Int64(), //nolint:gosec // a fence against mistakes, no secret
 	}
 	f.front = f.frontName()
+	f.turns.init(sub.Policy.Lease.Duration)
 	if !in.keeper.add(f) {
 		return nil, fmt.Errorf("postgres: subscribe to %q: %w", sub.Queue, ErrClosed)
 	}
@@ -231,22 +235,35 @@ func (f *feed) frontOf(value int64) int64 {
 
 // claim fills dst with messages of a segment, in their order.
 func (f *feed) claim(ctx context.Context, seg segment, dst []leasebus.Lease, p *pass) (claim, error) {
-	for tries := 0; ; tries++ {
-		var t *turn
-		if len(dst) >= turnFrom && tries < atOnce {
-			t = f.turns.next(time.Now(), f.sub.Policy.Lease.Duration)
-		}
-		c, err := f.claimInTurn(ctx, seg, dst, p, t)
-		if t != nil && sqlState(err) == codeLockTimeout {
-			f.turns.inVain(t, time.Now())
-			continue
-		}
-		c.sort()
-		return c, err
-	}
+	c, err := f.claimInTurn(ctx, seg, dst, p)
+	c.sort()
+	return c, err
 }
 
-func (f *feed) claimInTurn(ctx context.Context, seg segment, dst []leasebus.Lease, p *pass, t *turn) (claim, error) {
+// claimInTurn waits for a turn, if the claim is large.
+func (f *feed) claimInTurn(ctx context.Context, seg segment, dst []leasebus.Lease, p *pass) (claim, error) {
+	if len(dst) >= turnFrom {
+		defer f.alone(ctx, f.claiming)()
+		for range turnTries {
+			t := f.turns.next(time.Now())
+			if t == nil {
+				break
+			}
+			c, err := f.claimOnce(ctx, seg, dst, p, t)
+			if sqlState(err) != codeLockTimeout {
+				if err == nil {
+					f.turns.waited(c.waited, time.Now())
+				}
+				return c, err
+			}
+			f.turns.inVain(t, time.Now())
+		}
+	}
+	return f.claimOnce(ctx, seg, dst, p, nil)
+}
+
+// claimOnce claims in a turn; nil = without one.
+func (f *feed) claimOnce(ctx context.Context, seg segment, dst []leasebus.Lease, p *pass, t *turn) (claim, error) {
 	owner := f.owner + f.claims.Add(1)
 	ctx, quit := context.WithCancelCause(ctx)
 	defer quit(nil)
@@ -256,8 +273,8 @@ func (f *feed) claimInTurn(ctx context.Context, seg segment, dst []leasebus.Leas
 	var c claim
 	err := f.in.caller.call(ctx, f.in.claims, func(b *pgx.Batch) {
 		if t != nil {
-			schema, key := f.turnKey(seg, t)
-			b.Queue(takeTurnSQL, f.front, schema, key, t.wait)
+			schema, first, then := f.turnKeys(seg, t)
+			b.Queue(takeTurnSQL, f.front, schema, then, f.turns.lockTimeout(), first)
 		} else {
 			b.Queue(pinClaimSQL, f.front)
 		}
@@ -317,6 +334,7 @@ type claim struct {
 	arena    arena
 	front    int64 // its value before the claim
 	now      instant
+	waited   time.Duration // before that, for a turn
 	top      int64
 	unsorted bool
 }
@@ -327,6 +345,7 @@ func (c *claim) begin(r *row) error {
 		c.front = r.int64(value)
 	}
 	c.now = r.instant(len(r.fields) - 1)
+	c.waited = c.now.since(r.instant(len(r.fields) - 3))
 	return r.err
 }
 

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"context"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -15,59 +16,109 @@ import (
 // So nobody stands behind a process that has stopped in the middle of its claim, and as many are at work as it takes to
 // keep the wait short, however many wait.
 const (
-	turnFrom = 100
-	atOnce   = 2
-	turns    = 16
+	turnFrom  = 100
+	turns     = 16
+	turnTries = 2 // then it goes on without
 	// shunned is for how long a turn is left alone.
 	shunned = 10 * time.Second
 	// A wait for a turn takes from the time that a lease is good for.
 	turnWaitMost  = time.Second
 	turnWaitShare = 10
 
-	takeTurnSQL = pinSQL + `, set_config('lock_timeout', $4, true), pg_advisory_xact_lock($2, $3)` + claimTimeSQL
+	// takeTurnSQL takes the turn $5 if it is free, and else waits for $3.
+	takeTurnSQL = pinSQL + `, set_config('lock_timeout', $4, true),
+ CASE WHEN pg_try_advisory_xact_lock($2, $5) THEN '' ELSE pg_advisory_xact_lock($2, $3)::text END` + claimTimeSQL
 )
 
-// turn is what one claim waits for.
-type turn struct {
-	number int32
-	wait   string // a lock_timeout
-}
+// A queue is crowded while its claims have to wait for turns: there are more processes than can be at work. A second
+// claim or settlement of the same one would get no more done, but keep another connection busy; eight processes do a
+// seventh more without.
+const (
+	crowdedFrom = 2 * time.Millisecond // of waiting
+	crowdedFor  = time.Second          // after the last wait
+)
+
+// turn is what a claim takes: first if it is free, else it waits for then.
+type turn struct{ first, then int32 }
 
 // turnTaker chooses the turns of a feed's claims.
 type turnTaker struct {
+	wait   time.Duration // for one turn, at most
 	claims atomic.Int64
-	shun   [turns]atomic.Int64 // until when, in nanoseconds since 1970
+	// until when, in nanoseconds since 1970
+	shun         [turns]atomic.Int64
+	crowdedUntil atomic.Int64
 }
 
-// next is the turn that a claim waits for: the claims of a feed spread over the first that it does not shun. Nil if it
-// shuns all.
-func (t *turnTaker) next(now time.Time, lease time.Duration) *turn {
-	skip := t.claims.Add(1) % atOnce
-	last := -1
+func (t *turnTaker) init(lease time.Duration) {
+	t.wait = max(min(lease/turnWaitShare, turnWaitMost), time.Millisecond)
+}
+
+// lockTimeout is the wait as PostgreSQL takes it.
+func (t *turnTaker) lockTimeout() string { return strconv.FormatInt(t.wait.Milliseconds(), 10) }
+
+// next is what a claim takes: one of the first two turns that are not shunned, and claims alternate in which of them they
+// wait for. Nil if all are shunned.
+func (t *turnTaker) next(now time.Time) *turn {
+	var open []int32
 	for i := range t.shun {
-		if t.shun[i].Load() > now.UnixNano() {
-			continue
+		if t.shun[i].Load() <= now.UnixNano() {
+			open = append(open, int32(i))
 		}
-		last = i
-		if skip == 0 {
+		if len(open) == 2 {
 			break
 		}
-		skip--
 	}
-	if last < 0 {
+	switch {
+	case len(open) == 0:
 		return nil
+	case len(open) == 1:
+		return &turn{open[0], open[0]}
+	case t.claims.Add(1)%2 == 0:
+		return &turn{open[1], open[0]}
 	}
-	wait := min(lease/turnWaitShare, turnWaitMost)
-	return &turn{number: int32(last), wait: strconv.FormatInt(max(wait.Milliseconds(), 1), 10)}
+	return &turn{open[0], open[1]}
 }
 
 // inVain notes that the wait for a turn has ended without it.
 func (t *turnTaker) inVain(waited *turn, now time.Time) {
-	t.shun[waited.number].Store(now.Add(shunned).UnixNano())
+	t.shun[waited.then].Store(now.Add(shunned).UnixNano())
+	t.waited(t.wait, now)
 }
 
-// turnKey is for both numbers of takeTurnSQL: the schema's, and that of a turn of a queue in a segment. Who looks into a
+// waited notes how long a claim waited for its turn.
+func (t *turnTaker) waited(d time.Duration, now time.Time) {
+	if d < crowdedFrom {
+		t.crowdedUntil.Store(0)
+		return
+	}
+	t.crowdedUntil.Store(now.Add(crowdedFor).UnixNano())
+}
+
+func (t *turnTaker) crowded(now time.Time) bool { return now.UnixNano() < t.crowdedUntil.Load() }
+
+// turnKeys are for takeTurnSQL: the schema's number, and those of the turns of a queue in a segment. Who looks into a
 // segment that is empty waits for nobody who works on another.
-func (f *feed) turnKey(seg segment, t *turn) (schema, key int32) {
-	return int32(f.in.options.key), (f.queue*int32(segments)+int32(seg))*turns + t.number //nolint:gosec // any bits will do
+func (f *feed) turnKeys(seg segment, t *turn) (schema, first, then int32) {
+	base := (f.queue*int32(segments) + int32(seg)) * turns        //nolint:gosec // any bits will do
+	return int32(f.in.options.key), base + t.first, base + t.then //nolint:gosec // as above
+}
+
+// single lets one call after the other through.
+type single chan struct{}
+
+// alone has a call wait for the one before it, while the queue is crowded: not for long, because that may hang.
+func (f *feed) alone(ctx context.Context, s single) (leave func()) {
+	if !f.turns.crowded(time.Now()) {
+		return func() {}
+	}
+	patience := time.NewTimer(f.turns.wait)
+	defer patience.Stop()
+	select {
+	case s <- struct{}{}:
+		return func() { <-s }
+	case <-patience.C:
+	case <-ctx.Done():
+	}
+	return func() {}
 }
