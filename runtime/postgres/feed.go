@@ -67,8 +67,9 @@ type feed struct {
 	// claiming and settling are for alone.
 	claiming, settling single
 
-	stopped atomic.Bool
-	closed  atomic.Bool
+	stopped  atomic.Bool
+	stopping chan struct{} // closed with stopped
+	closed   atomic.Bool
 
 	lost lostClaims
 	// pruned is of the pruner.
@@ -99,7 +100,7 @@ func (in *Inbox) Subscribe(ctx context.Context, sub leasebus.Subscription) (leas
 		return nil, fmt.Errorf("postgres: subscribe to %q: %w", sub.Queue, err)
 	}
 	f := &feed{
-		in: in, sub: sub, queue: queue, claiming: make(single, 1), settling: make(single, 1),
+		in: in, sub: sub, queue: queue, claiming: make(single, 1), settling: make(single, 1), stopping: make(chan struct{}),
 		duration: sub.Policy.Lease.Duration.Seconds(), owner: rand.Int64(), //nolint:gosec // a fence against mistakes, no secret
 	}
 	f.front = f.frontName()
@@ -240,24 +241,28 @@ func (f *feed) claim(ctx context.Context, seg segment, dst []leasebus.Lease, p *
 	return c, err
 }
 
-// claimInTurn waits for a turn, if the claim is large.
+// claimInTurn has a large claim wait for a turn, and a small one not.
 func (f *feed) claimInTurn(ctx context.Context, seg segment, dst []leasebus.Lease, p *pass) (claim, error) {
-	if len(dst) >= turnFrom {
-		defer f.alone(ctx, f.claiming)()
-		for range turnTries {
-			t := f.turns.next(time.Now())
-			if t == nil {
-				break
-			}
-			c, err := f.claimOnce(ctx, seg, dst, p, t)
-			if sqlState(err) != codeLockTimeout {
-				if err == nil {
-					f.turns.waited(c.waited, time.Now())
-				}
-				return c, err
-			}
-			f.turns.inVain(t, time.Now())
+	if len(dst) < turnFrom {
+		return f.claimOnce(ctx, seg, dst, p, nil)
+	}
+	defer f.alone(ctx, f.claiming, f.stopping)()
+	for range turnTries {
+		if f.stopped.Load() { // while this one waited
+			return claim{feed: f, dst: dst}, leasebus.ErrFeedStopped
 		}
+		t := f.turns.next(time.Now())
+		if t == nil {
+			break
+		}
+		c, err := f.claimOnce(ctx, seg, dst, p, t)
+		if sqlState(err) != codeLockTimeout {
+			if err == nil {
+				f.turns.waited(c.waited, time.Now())
+			}
+			return c, err
+		}
+		f.turns.inVain(t, time.Now())
 	}
 	return f.claimOnce(ctx, seg, dst, p, nil)
 }
@@ -683,6 +688,7 @@ func segmentOf(l *leasebus.Lease) segment { return segment(l.Ref.Seg) }
 // Stop implements [leasebus.Feed]. Nothing is buffered here, so there is nothing to hand back.
 func (f *feed) Stop(context.Context) error {
 	if !f.stopped.Swap(true) {
+		close(f.stopping)
 		f.in.keeper.remove(f)
 	}
 	return nil

@@ -126,7 +126,7 @@ func (f *feed) settle(ctx context.Context, batch []leasebus.Settlement, cold boo
 	if len(s.parts) == 0 {
 		return nil
 	}
-	defer f.alone(ctx, f.settling)()
+	defer f.alone(ctx, f.settling, nil)()
 	busy, sent := false, time.Now()
 	err := f.in.caller.call(ctx, f.in.settles, func(b *pgx.Batch) { s.queue(b, busy) }, s.read)
 	if sqlState(err) == codeLockTimeout {

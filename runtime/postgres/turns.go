@@ -107,8 +107,9 @@ func (f *feed) turnKeys(seg segment, t *turn) (schema, first, then int32) {
 // single lets one call after the other through.
 type single chan struct{}
 
-// alone has a call wait for the one before it, while the queue is crowded: not for long, because that may hang.
-func (f *feed) alone(ctx context.Context, s single) (leave func()) {
+// alone has a call wait for the one before it, while the queue is crowded: not for long, because that may hang, and not
+// beyond the end of ctx or enough.
+func (f *feed) alone(ctx context.Context, s single, enough <-chan struct{}) (leave func()) {
 	if !f.turns.crowded(time.Now()) {
 		return func() {}
 	}
@@ -118,6 +119,7 @@ func (f *feed) alone(ctx context.Context, s single) (leave func()) {
 	case s <- struct{}{}:
 		return func() { <-s }
 	case <-patience.C:
+	case <-enough:
 	case <-ctx.Done():
 	}
 	return func() {}

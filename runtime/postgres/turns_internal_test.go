@@ -4,8 +4,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	leasebus "github.com/leasebus/leasebus/runtime"
 )
 
 // waitsOf says how often each turn is waited for by n claims, and fails if one takes first what is not among want.
@@ -91,11 +89,12 @@ func TestTurnTaker_IsCrowdedWhileItHasToWait(t *testing.T) {
 func TestFeed_S8_OneCallAtATimeWhileCrowded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		f := &feed{sub: leasebus.Subscription{}, claiming: make(single, 1)}
+		var f feed
 		f.turns.init(5 * time.Second)
+		calls, enough := make(single, 1), make(chan struct{})
 		enter := func() (leave func(), after time.Duration) {
 			begun := time.Now()
-			leave = f.alone(t.Context(), f.claiming)
+			leave = f.alone(t.Context(), calls, enough)
 			return leave, time.Since(begun)
 		}
 		for range 3 { // nobody waits, nobody leaves
@@ -121,6 +120,10 @@ func TestFeed_S8_OneCallAtATimeWhileCrowded(t *testing.T) {
 		second()
 		if _, after := enter(); after != 0 {
 			t.Errorf("entered after %v, though all have left", after)
+		}
+		time.AfterFunc(100*time.Millisecond, func() { close(enough) })
+		if _, after := enter(); after != 100*time.Millisecond {
+			t.Errorf("entered after %v, want it when it was enough", after)
 		}
 	})
 }
