@@ -14,9 +14,9 @@ import (
 var drainCases = []testCase{
 	{name: "S50_drain_releases_what_was_not_started_with_its_attempt", run: drainReleases},
 	{name: "S50_C5_11_draining_processor_takes_no_more", run: drainingTakesNoMore},
-	{name: "S50_C5_9_drain_cancels_with_the_shutdown_cause_and_refunds", run: drainCancels},
-	{name: "S50_C5_1_verdict_and_success_after_the_shutdown_count", run: verdictsAfterShutdown},
-	{name: "S50_C5_5_abandoned_handler_is_reported_and_fenced", needs: leaseExpiry, run: abandonedIsReported},
+	{name: "S50_C5_9_drain_cancels_with_the_shutdown_cause_and_refunds", brief: true, run: drainCancels},
+	{name: "S50_C5_1_verdict_and_success_after_the_shutdown_count", brief: true, run: verdictsAfterShutdown},
+	{name: "S50_C5_5_abandoned_handler_is_reported_and_fenced", needs: leaseExpiry, brief: true, run: abandonedIsReported},
 	{name: "S25_refunds_of_started_attempts_are_capped", run: refundsAreCapped},
 	{name: "S51_drain_with_a_done_context_leaves_handlers_running", run: drainWithDoneContext},
 	{name: "S53_drain_several_times_and_from_a_handler", run: drainFromAHandler},
@@ -28,7 +28,6 @@ var drainCases = []testCase{
 }
 
 func drainReleases(t *trial) {
-	t.unhurried()
 	w := t.newWorker(t.store, leasebus.WithConcurrency(1))
 	g := t.newGate()
 	hold := func(context.Context, leasebus.Delivery, string) error { <-g.open; return nil }

@@ -14,8 +14,8 @@ import (
 )
 
 var randomCases = []testCase{
-	{name: "S1_S2_S9_S12_S33_random_workers_end_each_message_once", needs: ownLease | oneDeadLetter | operate, run: randomWorkers},
-	{name: "S6_S12_S16_S25_random_processors_over_a_failing_store", needs: ownLease | oneDeadLetter | operate, run: randomProcessors},
+	{name: "S1_S2_S9_S12_S33_random_workers_end_each_message_once", needs: ownLease | oneDeadLetter | operate, brief: true, run: randomWorkers},
+	{name: "S6_S12_S16_S25_random_processors_over_a_failing_store", needs: ownLease | oneDeadLetter | operate, brief: true, run: randomProcessors},
 }
 
 // seed is printed if the case fails; Backend.Seed repeats it.

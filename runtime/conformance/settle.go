@@ -10,11 +10,11 @@ import (
 )
 
 var settleCases = []testCase{
-	{name: "S12_C1_1_C1_2_C1_6_stale_settlement_and_renewal_are_lost", needs: leaseExpiry | fencingToken, run: staleSettlementIsLost},
-	{name: "S12_C1_5_deferral_does_not_let_a_stale_settlement_through", needs: leaseExpiry | fencingToken, run: deferralKeepsTheFence},
-	{name: "S12_C1_19_requeue_fences_the_worker_of_before", needs: leaseExpiry | fencingToken, run: requeueFences},
+	{name: "S12_C1_1_C1_2_C1_6_stale_settlement_and_renewal_are_lost", needs: leaseExpiry | fencingToken, brief: true, run: staleSettlementIsLost},
+	{name: "S12_C1_5_deferral_does_not_let_a_stale_settlement_through", needs: leaseExpiry | fencingToken, brief: true, run: deferralKeepsTheFence},
+	{name: "S12_C1_19_requeue_fences_the_worker_of_before", needs: leaseExpiry | fencingToken, brief: true, run: requeueFences},
 	{name: "S12_second_settlement_is_lost", run: secondSettlementIsLost},
-	{name: "S12_settlement_after_expiry_counts_while_nobody_took_over", needs: leaseExpiry, run: lateSettlementCounts},
+	{name: "S12_settlement_after_expiry_counts_while_nobody_took_over", needs: leaseExpiry, brief: true, run: lateSettlementCounts},
 	{name: "S12_lease_of_another_feed_is_lost", needs: fencingToken, run: foreignLeaseIsLost},
 	{name: "S12_C1_8_of_competing_settlements_one_is_applied", run: oneOfCompetingSettlements},
 	{name: "S14_renewals_may_race_settlements", run: renewalsRaceSettlements},
@@ -22,7 +22,7 @@ var settleCases = []testCase{
 	{name: "S15_lost_element_does_not_spoil_its_neighbours", run: lostElementAmidGoodOnes},
 	{name: "S15_largest_texts_are_stored", run: largestTexts},
 	{name: "S17_verify_tells_committed_from_still_leased", needs: verify, run: verifyTells},
-	{name: "S17_verify_of_a_stale_lease_is_lost", needs: verify | leaseExpiry | fencingToken, run: verifyOfAStaleLease},
+	{name: "S17_verify_of_a_stale_lease_is_lost", needs: verify | leaseExpiry | fencingToken, brief: true, run: verifyOfAStaleLease},
 	{name: "S19_C4_7_deferral_gives_the_attempt_back", run: deferralGivesTheAttemptBack},
 	{name: "S24_retry_is_due_after_its_delay", run: retryIsDueAfterItsDelay},
 	{name: "S24_C4_1_longest_delay_is_kept", needs: operate, run: longestDelay},
@@ -331,7 +331,6 @@ func verifyOfAStaleLease(t *trial) {
 }
 
 func deferralGivesTheAttemptBack(t *trial) {
-	t.unhurried()
 	t.publish("patient")
 	k := t.subscribe()
 	for range 30 {
@@ -351,7 +350,6 @@ func deferralGivesTheAttemptBack(t *trial) {
 }
 
 func retryIsDueAfterItsDelay(t *trial) {
-	t.unhurried()
 	t.publish("failing")
 	k := t.subscribe()
 	l := k.takeOne()
@@ -398,7 +396,6 @@ func waitingHoldsNobodyUp(t *trial) {
 }
 
 func releaseIsVisible(t *trial) {
-	t.unhurried()
 	t.publishMany(10)
 	k, other := t.subscribe(), t.subscribe()
 	leases := k.take(10)

@@ -34,8 +34,14 @@ type trial struct {
 	prepared map[string]bool
 }
 
-func newTrial(t *testing.T, b Backend) *trial {
+// unhurried is how much longer the leases are of cases that are not brief.
+const unhurried = 4
+
+func newTrial(t *testing.T, b Backend, brief bool) *trial {
 	c := &trial{T: t, backend: b, store: b.Open(t), ctx: t.Context(), lease: b.Lease, prepared: make(map[string]bool)}
+	if !brief {
+		c.lease *= unhurried
+	}
 	c.queue = c.newQueue()
 	c.policy = c.policyFor(c.queue)
 	return c
@@ -56,13 +62,6 @@ func (t *trial) policyFor(queue string) *leasebus.Policy {
 	p.Retry = leasebus.FixedRetry(3, t.lease/10)
 	p.Retry.Jitter = 0
 	return &p
-}
-
-// unhurried makes leases and waits longer, for cases in which something is to happen before one ends: a busy machine may
-// take half a second for a statement. Call it first.
-func (t *trial) unhurried() {
-	t.lease *= 4
-	t.policy = t.policyFor(t.queue)
 }
 
 // can reports whether the backend promises all of c.

@@ -10,7 +10,7 @@ var wakeCases = []testCase{
 	{name: "S9_publish_wakes_a_hungry_feed", run: func(t *trial) {
 		t.wakes("a publish", func() { t.publish("new") })
 	}},
-	{name: "S9_message_that_becomes_due_wakes_a_hungry_feed", needs: scheduledPublish, run: func(t *trial) {
+	{name: "S9_message_that_becomes_due_wakes_a_hungry_feed", needs: scheduledPublish, brief: true, run: func(t *trial) {
 		t.wakes("a message became due", func() {
 			out := t.outgoing("later")
 			out.Delay = t.lease / 2
@@ -30,10 +30,10 @@ var wakeCases = []testCase{
 			k.settled(leasebus.Settlement{Lease: l, Kind: leasebus.SettleRelease})
 		})
 	}},
-	{name: "S9_lease_that_expires_wakes_a_hungry_feed", needs: leaseExpiry, run: func(t *trial) {
+	{name: "S9_lease_that_expires_wakes_a_hungry_feed", needs: leaseExpiry, brief: true, run: func(t *trial) {
 		t.wakesBy("a lease expired", func(*consumer, *leasebus.Lease) {})
 	}},
-	{name: "S9_closed_feed_wakes_the_others", run: func(t *trial) {
+	{name: "S9_closed_feed_wakes_the_others", brief: true, run: func(t *trial) {
 		t.wakesBy("another feed was closed", func(k *consumer, _ *leasebus.Lease) { t.must(k.Close(), "close") })
 	}},
 	{name: "S33_requeue_wakes_a_hungry_feed", run: func(t *trial) {
