@@ -38,7 +38,7 @@ func TestInbox_S4_S24_C10_6_TenYearsOfSkewChangeNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			inbox := openInbox(t, dsn)
-			policy := numbersPolicy(time.Second)
+			policy := numbersPolicy(2 * time.Second)
 			policy.Retry = leasebus.RetryPolicy{MaxAttempts: 3, Initial: 500 * time.Millisecond, Multiplier: 1, GiveUpAfter: time.Minute}
 
 			const failing, slow, delayed = 1, 2, 3
@@ -51,9 +51,9 @@ func TestInbox_S4_S24_C10_6_TenYearsOfSkewChangeNothing(t *testing.T) {
 					return errors.New("again")
 				case n == failing && time.Since(begun) < 500*time.Millisecond:
 					t.Errorf("retried after %v", time.Since(begun))
-				case n == slow: // outlives three leases
+				case n == slow: // outlives two leases
 					select {
-					case <-time.After(3 * time.Second):
+					case <-time.After(5 * time.Second):
 					case <-ctx.Done():
 						t.Errorf("the lease was given up: %v", context.Cause(ctx))
 					}
@@ -64,7 +64,7 @@ func TestInbox_S4_S24_C10_6_TenYearsOfSkewChangeNothing(t *testing.T) {
 			})
 			publishNumbers(t, inbox, policy, failing, slow+1)
 			publishNumbers(t, inbox, policy, delayed, delayed+1, leasebus.Delay(time.Second))
-			wantEnded(t, pg, 10*time.Second, 3, 0)
+			wantEnded(t, pg, 20*time.Second, 3, 0)
 			if err := p.stop(); err != nil {
 				t.Error(err)
 			}

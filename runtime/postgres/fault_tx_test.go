@@ -26,14 +26,14 @@ func effects(t *testing.T, pg *testservers.PG) func() int {
 // rollBack ends a transaction that was not committed; after a commit it does nothing.
 func rollBack(ctx context.Context, tx pgx.Tx) { _ = tx.Rollback(context.WithoutCancel(ctx)) }
 
-// A handler holds its transaction open after CompleteTx for three leases: its own message is not handled again, and none
+// A handler holds its transaction open after CompleteTx for longer than two leases: its own message is not handled again, and none
 // of its neighbours, which run as long, is lost or stolen, though a rival looks for expired leases all the time.
 func TestInbox_S13_S17_OpenTransactionCostsNoLease(t *testing.T) {
 	t.Parallel()
 	const (
 		total = 41
-		lease = time.Second
-		hold  = 3*lease + lease/2
+		lease = 2 * time.Second
+		hold  = 2*lease + lease/2
 	)
 	for name, begin := range map[string]func(context.Context, postgres.Beginner) (pgx.Tx, error){
 		"read committed": func(ctx context.Context, db postgres.Beginner) (pgx.Tx, error) {
@@ -102,10 +102,10 @@ func TestInbox_S13_S17_OpenTransactionCostsNoLease(t *testing.T) {
 	}
 }
 
-// A handler that works for three leases between BeginTx and CompleteTx keeps its lease: nobody else can take it.
+// A handler that works for longer than two leases between BeginTx and CompleteTx keeps its lease: nobody else can take it.
 func TestInbox_S17_BeginTxHoldsTheLease(t *testing.T) {
 	t.Parallel()
-	const lease = time.Second
+	const lease = 2 * time.Second
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
@@ -122,7 +122,7 @@ func TestInbox_S17_BeginTxHoldsTheLease(t *testing.T) {
 				}
 				defer rollBack(ctx, tx)
 				select {
-				case <-time.After(3 * lease):
+				case <-time.After(2*lease + lease/2):
 				case <-ctx.Done():
 					return context.Cause(ctx)
 				}
