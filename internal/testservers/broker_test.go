@@ -146,30 +146,7 @@ func TestPrivateRabbitMQ_CloseChannelsAndConnections(t *testing.T) {
 
 func TestPrivateRabbitMQ_EndsWithAProcessThatIsKilled(t *testing.T) {
 	t.Parallel()
-	notInShort(t)
-	folder, err := os.MkdirTemp("", "leasebus-testserver-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(folder) })
-	if err := os.Chmod(folder, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	w := StartWorker(t, "broker", "HOLD="+folder)
-	url := w.Await(t, "address ")
-	if err := pingRabbit(t.Context(), url); err != nil {
-		t.Fatal(err)
-	}
-	w.Kill()
-	within(t, "the broker ends", func() error {
-		if pingRabbit(context.Background(), url) == nil {
-			return errors.New("it still answers")
-		}
-		if _, err := os.Stat(folder); err == nil {
-			return errors.New("its folder is still there")
-		}
-		return nil
-	})
+	endsWithItsWorker(t, "broker", "address ", pingRabbit)
 }
 
 func TestOwnRabbitMQ_EndsWithClose(t *testing.T) {

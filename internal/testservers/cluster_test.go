@@ -116,6 +116,12 @@ func TestPrivatePostgres_Standby(t *testing.T) {
 
 func TestPrivatePostgres_EndsWithAProcessThatIsKilled(t *testing.T) {
 	t.Parallel()
+	endsWithItsWorker(t, "cluster", "dsn ", ping)
+}
+
+// endsWithItsWorker kills a worker that has a server, whose address it says.
+func endsWithItsWorker(t *testing.T, role, says string, ping func(context.Context, string) error) {
+	t.Helper()
 	notInShort(t)
 	folder, err := os.MkdirTemp("", "leasebus-testserver-")
 	if err != nil {
@@ -125,14 +131,14 @@ func TestPrivatePostgres_EndsWithAProcessThatIsKilled(t *testing.T) {
 	if err := os.Chmod(folder, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	w := StartWorker(t, "cluster", "HOLD="+folder)
-	dsn := w.Await(t, "dsn ")
-	if err := ping(t.Context(), dsn); err != nil {
+	w := StartWorker(t, role, "HOLD="+folder)
+	address := w.Await(t, says)
+	if err := ping(t.Context(), address); err != nil {
 		t.Fatal(err)
 	}
 	w.Kill()
 	within(t, "the server ends", func() error {
-		if ping(context.Background(), dsn) == nil {
+		if ping(context.Background(), address) == nil {
 			return errors.New("it still answers")
 		}
 		if _, err := os.Stat(folder); err == nil {

@@ -3,6 +3,7 @@ package amqp
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"runtime"
@@ -104,11 +105,9 @@ func TestLink_C7_6_leaves_nothing_behind(t *testing.T) {
 			before = runtime.NumGoroutine()
 		}
 	}
-	for begun := time.Now(); runtime.NumGoroutine() > before+4; time.Sleep(5 * time.Millisecond) { // some are on their way out, or in
-		if time.Since(begun) > 10*time.Second {
-			t.Fatalf("%d goroutines after 10 more connections, %d before", runtime.NumGoroutine(), before)
-		}
-	}
+	Eventually(t, 10*time.Second, fmt.Sprintf("there are no more goroutines than %d, or about", before), func() bool {
+		return runtime.NumGoroutine() <= before+4 // some are on their way out, or in
+	})
 }
 
 func TestLink_S54_notices_a_silent_server(t *testing.T) {
@@ -191,11 +190,7 @@ func TestEpoch_open_gives_up_what_comes_too_late(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for begun := time.Now(); !late.IsClosed(); time.Sleep(time.Millisecond) {
-		if time.Since(begun) > 5*time.Second {
-			t.Fatal("the late channel stays open")
-		}
-	}
+	Eventually(t, 5*time.Second, "the late channel is closed", late.IsClosed)
 	if next.IsClosed() {
 		t.Error("the other channel was closed")
 	}
@@ -304,11 +299,7 @@ func TestLink_S54_credentials_that_change(t *testing.T) {
 	password.Store(&wrong)
 	proxy.Cut()
 	before := asked.Load()
-	for begun := time.Now(); asked.Load() < before+3; time.Sleep(5 * time.Millisecond) {
-		if time.Since(begun) > 30*time.Second {
-			t.Fatalf("credentials were asked for %d times, want 3", asked.Load()-before)
-		}
-	}
+	Eventually(t, 30*time.Second, "credentials were asked for 3 times", func() bool { return asked.Load() >= before+3 })
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
 	if _, err := b.publishing.await(ctx); !isConfiguration(err) {

@@ -90,9 +90,9 @@ func TestFault_S54_ProcessorTimeStaysFlatWhileTheBrokerIsAway(t *testing.T) {
 	s.send("first")
 	w.Await(t, "handled first")
 	proxy.Down()
-	before := lastCPU(w)
+	before := w.CPUTime()
 	time.Sleep(away) // the time over which the use is measured
-	used := lastCPU(w) - before
+	used := w.CPUTime() - before
 	proxy.Up(t)
 	t.Logf("used %v in %v", used, away)
 	if limit := away / 10; used > limit {
@@ -103,12 +103,4 @@ func TestFault_S54_ProcessorTimeStaysFlatWhileTheBrokerIsAway(t *testing.T) {
 	if err := w.Stop(); err != nil {
 		t.Error(err)
 	}
-}
-
-func lastCPU(w *testservers.Worker) time.Duration {
-	var ms int64
-	for _, line := range w.Lines() {
-		_, _ = fmt.Sscanf(line, "cpu %d", &ms) // other lines leave it as it is
-	}
-	return time.Duration(ms) * time.Millisecond
 }

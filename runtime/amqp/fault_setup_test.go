@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -207,24 +206,8 @@ func consumeInAProcess(ctx context.Context) error {
 		err = leasebus.RegisterHandler(p, fixed(os.Getenv(envQueue)), handleInAProcess)
 	}
 	if err == nil {
-		go tellTime(ctx)
+		go testservers.SayCPUTime(ctx)
 		err = p.Run(ctx)
 	}
 	return errors.Join(err, broker.Close())
-}
-
-// tellTime says now and then how much processor time the process has used.
-func tellTime(ctx context.Context) {
-	for ticker := time.NewTicker(100 * time.Millisecond); ; {
-		select {
-		case <-ticker.C:
-			var used syscall.Rusage
-			if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err == nil {
-				testservers.Sayf("cpu %d", (used.Utime.Nano()+used.Stime.Nano())/int64(time.Millisecond))
-			}
-		case <-ctx.Done():
-			ticker.Stop()
-			return
-		}
-	}
 }

@@ -233,6 +233,23 @@ func TestFeed_S40_scheduled_message_keeps_its_time(t *testing.T) {
 	}
 }
 
+// retryWithoutRung has a message wait for a second in a retry queue that somebody has deleted.
+func (s *stage) retryWithoutRung(by *amqp.Broker) {
+	s.Helper()
+	s.send("late")
+	c := s.consumeOn(by, 1)
+	l := c.take(1)[0]
+	s.rabbit.DeleteQueue(s, s.policy.Queue+".retry.1s")
+	sent := time.Now()
+	until(s, "the retry is settled", func() bool { return c.settle(s.nominal(l))[0] == leasebus.ResultOK })
+	if l = c.take(1)[0]; l.Attempt != 2 || time.Since(sent) < time.Second {
+		s.Errorf("attempt %d after %v, want 2 after a second", l.Attempt, time.Since(sent))
+	}
+	if n := by.Counters().MissingRungs; n != 1 {
+		s.Errorf("%d missing rungs counted, want 1", n)
+	}
+}
+
 // A retry queue that is gone is declared again, and the wait spent in it.
 func TestFeed_S40_missing_rung_is_declared_again(t *testing.T) {
 	t.Parallel()
@@ -240,18 +257,7 @@ func TestFeed_S40_missing_rung_is_declared_again(t *testing.T) {
 		retryAs(leasebus.FixedRetry(3, time.Second))(p)
 		brokerFrom(0)(p)
 	})
-	s.send("late")
-	c := s.consume(1)
-	l := c.take(1)[0]
-	s.rabbit.DeleteQueue(t, s.policy.Queue+".retry.1s")
-	sent := time.Now()
-	until(t, "the retry is settled", func() bool { return c.settle(s.nominal(l))[0] == leasebus.ResultOK })
-	if l = c.take(1)[0]; l.Attempt != 2 || time.Since(sent) < time.Second {
-		t.Errorf("attempt %d after %v, want 2 after a second", l.Attempt, time.Since(sent))
-	}
-	if n := s.broker.Counters().MissingRungs; n != 1 {
-		t.Errorf("%d missing rungs counted, want 1", n)
-	}
+	s.retryWithoutRung(s.broker)
 }
 
 // The same for the ladder that all share, by whomever it is missed first: a consumer or a publisher.
@@ -300,18 +306,7 @@ func TestFeed_S40_missing_rung_that_stays_missing(t *testing.T) {
 		brokerFrom(0)(p)
 	})
 	theirs := dial(t, s.rabbit.URL(), amqp.WithExistingTopology())
-	s.send("late")
-	c := s.consumeOn(theirs, 1)
-	l := c.take(1)[0]
-	s.rabbit.DeleteQueue(t, s.policy.Queue+".retry.1s")
-	sent := time.Now()
-	until(t, "the retry is settled", func() bool { return c.settle(s.nominal(l))[0] == leasebus.ResultOK })
-	if l = c.take(1)[0]; l.Attempt != 2 || time.Since(sent) < time.Second {
-		t.Errorf("attempt %d after %v, want 2 after a second", l.Attempt, time.Since(sent))
-	}
-	if n := theirs.Counters().MissingRungs; n != 1 {
-		t.Errorf("%d missing rungs counted, want 1", n)
-	}
+	s.retryWithoutRung(theirs)
 }
 
 // What RabbitMQ notes about its own dead-lettering does not grow from retry to retry.

@@ -72,9 +72,5 @@ func publish(ctx context.Context, to leasebus.Publisher, out []leasebus.Outgoing
 // until waits for a condition.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for begun := time.Now(); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(begun) > 30*time.Second {
-			t.Fatalf("waited 30s in vain until %s", what)
-		}
-	}
+	amqp.Eventually(t, 30*time.Second, what, ok)
 }

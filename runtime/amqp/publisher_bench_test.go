@@ -2,7 +2,6 @@ package amqp_test
 
 import (
 	"context"
-	"syscall"
 	"testing"
 	"time"
 
@@ -30,9 +29,9 @@ func BenchmarkPublish(b *testing.B) {
 					return err
 				})
 				b.ReportAllocs()
-				before := cpuTime()
+				before := testservers.CPUTime()
 				run(b, rabbit.URL(), queue, make([]byte, 200))
-				b.ReportMetric(float64((cpuTime()-before).Nanoseconds())/float64(b.N), "cpu-ns/op")
+				b.ReportMetric(float64((testservers.CPUTime()-before).Nanoseconds())/float64(b.N), "cpu-ns/op")
 				if n := rabbit.Ready(b, queue); n < b.N {
 					b.Errorf("%d messages are stored of %d", n, b.N)
 				}
@@ -115,11 +114,4 @@ func benchEnvelope(queue string, payload []byte) leasebus.Envelope {
 		ID: id, Type: "bench.v1.Task", Queue: queue, Payload: payload,
 		Headers: leasebus.NewHeaders(map[string]string{leasebus.HeaderCorrelation: id.String()}),
 	}
-}
-
-// cpuTime is what this process has computed so far.
-func cpuTime() time.Duration {
-	var usage syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }

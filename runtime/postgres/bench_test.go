@@ -87,10 +87,10 @@ func BenchmarkDrain(b *testing.B) {
 type lap struct{ took, cpu time.Duration }
 
 func (l *lap) measure(work func()) {
-	began, before := time.Now(), cpuTime()
+	began, before := time.Now(), testservers.CPUTime()
 	work()
 	l.took += time.Since(began)
-	l.cpu += cpuTime() - before
+	l.cpu += testservers.CPUTime() - before
 }
 
 func drain(b *testing.B, inbox *postgres.Inbox, policy *leasebus.Policy) {

@@ -185,13 +185,7 @@ func anyOutcome(pool *pgxpool.Pool) numberHandler {
 				return err
 			}
 			defer rollBack(ctx, tx)
-			if _, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, n); err != nil {
-				return err
-			}
-			if err := postgres.CompleteTx(ctx, tx); err != nil {
-				return err
-			}
-			return tx.Commit(ctx)
+			return commitEffect(ctx, tx, n)
 		}
 		return nil
 	}

@@ -117,13 +117,7 @@ func storyHandler(pool *pgxpool.Pool, seen *tally) numberHandler {
 			return err
 		}
 		defer rollBack(ctx, tx)
-		if _, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, n); err != nil {
-			return err
-		}
-		if err := postgres.CompleteTx(ctx, tx); err != nil {
-			return err
-		}
-		return tx.Commit(ctx)
+		return commitEffect(ctx, tx, n)
 	}
 }
 

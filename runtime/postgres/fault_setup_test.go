@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -339,7 +338,7 @@ func numbersWorker(ctx context.Context) error {
 		return err
 	}
 	testservers.Sayf("ready")
-	go tellCPU(ctx)
+	go testservers.SayCPUTime(ctx)
 	err = p.Run(ctx)
 	counted, jsonErr := json.Marshal(p.Stats())
 	testservers.Sayf("stats %s", counted)
@@ -395,10 +394,7 @@ func transactionWorker(ctx context.Context) error {
 			return err
 		}
 		defer rollBack(ctx, tx)
-		if _, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, n); err != nil {
-			return err
-		}
-		if err := postgres.CompleteTx(ctx, tx); err != nil {
+		if err := takeEffect(ctx, tx, n); err != nil {
 			return err
 		}
 		testservers.Sayf("completed")
@@ -427,26 +423,6 @@ func wokenBy(t *testing.T, in *postgres.Inbox, want string) error {
 
 // deadAmong is how many of the numbers below n fail for ever.
 func deadAmong(n int) int { return (n + 92) / 100 }
-
-// tellCPU says how much processor time the process has used, every now and then.
-func tellCPU(ctx context.Context) {
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			testservers.Sayf("cpu %d", cpuTime().Milliseconds())
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-func cpuTime() time.Duration {
-	var used syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &used) // cannot fail for oneself
-	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
-}
 
 // migrateWorker migrates, and opens the inbox.
 func migrateWorker(ctx context.Context) error {

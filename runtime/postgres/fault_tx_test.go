@@ -23,6 +23,21 @@ func effects(t *testing.T, pg *testservers.PG) func() int {
 	return func() int { return testservers.Value[int](t, pg, `SELECT count(*) FROM public.effects`) }
 }
 
+// takeEffect has an effect and completes the message in a handler's transaction; commitEffect commits it too.
+func takeEffect(ctx context.Context, tx pgx.Tx, n int64) error {
+	if _, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, n); err != nil {
+		return err
+	}
+	return postgres.CompleteTx(ctx, tx)
+}
+
+func commitEffect(ctx context.Context, tx pgx.Tx, n int64) error {
+	if err := takeEffect(ctx, tx, n); err != nil {
+		return err
+	}
+	return tx.Commit(ctx)
+}
+
 // rollBack ends a transaction that was not committed; after a commit it does nothing.
 func rollBack(ctx context.Context, tx pgx.Tx) { _ = tx.Rollback(context.WithoutCancel(ctx)) }
 
@@ -68,10 +83,7 @@ func TestInbox_S13_S17_OpenTransactionCostsNoLease(t *testing.T) {
 					return err
 				}
 				defer rollBack(ctx, tx)
-				if _, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, n); err != nil {
-					return err
-				}
-				if err := postgres.CompleteTx(ctx, tx); err != nil {
+				if err := takeEffect(ctx, tx, n); err != nil {
 					return err
 				}
 				<-wait.C
@@ -126,13 +138,7 @@ func TestInbox_S17_BeginTxHoldsTheLease(t *testing.T) {
 				case <-ctx.Done():
 					return context.Cause(ctx)
 				}
-				if _, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, n); err != nil {
-					return err
-				}
-				if err := postgres.CompleteTx(ctx, tx); err != nil {
-					return err
-				}
-				return tx.Commit(ctx)
+				return commitEffect(ctx, tx, n)
 			}
 			p := startProcessor(t, openInbox(t, pg.DSN()), policy, handle)
 			publishNumbers(t, openInbox(t, pg.DSN()), policy, 0, 1)
@@ -162,10 +168,7 @@ func TestInbox_S17_RolledBackTransactionIsRetried(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, n); err != nil {
-			return err
-		}
-		if err := postgres.CompleteTx(ctx, tx); err != nil {
+		if err := takeEffect(ctx, tx, n); err != nil {
 			return err
 		}
 		if d.Attempt() == 1 || n == 1 {

@@ -152,13 +152,7 @@ func TestRing_S17_TransactionsFindWhatWasMoved(t *testing.T) {
 						return err
 					}
 					defer rollBack(ctx, tx)
-					if _, err := tx.Exec(ctx, `INSERT INTO public.effects VALUES ($1)`, n); err != nil {
-						return err
-					}
-					if err := postgres.CompleteTx(ctx, tx); err != nil {
-						return err
-					}
-					return tx.Commit(ctx)
+					return commitEffect(ctx, tx, n)
 				}
 				inbox := openInbox(t, pg.DSN(), stillRing())
 				p := startProcessor(t, inbox, policy, handle)
